@@ -17,7 +17,7 @@ from hpcdl.regress.bandwidth import (
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.result import faults_of, reads
 from hpcdl.regress.training import ALL, job_on, shape_name
-from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.results.records import at
 
 WAYS = [
@@ -32,7 +32,7 @@ def nccl_faults(measured):
     if at(measured.values, "versions", "nccl_built") is not False:
         return []
     text = "Horovod was built without NCCL: GPUs wait for MPI through the host's memory"
-    return [Fault(FaultKind.NCCL, text)]
+    return [JobFault(FaultKind.NCCL, text)]
 
 
 @rfm.simple_test

@@ -8,7 +8,7 @@ from hpcdl.jobs.preflight import read_probes
 from hpcdl.regress.checkbase import LOG, HpcdlCheck, Metric
 from hpcdl.regress.result import Measured, binding_faults, promised_versions, reads, version_faults
 from hpcdl.regress.training import ALL, job_on
-from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.faults import FaultKind, JobFault
 
 
 @rfm.simple_test
@@ -48,7 +48,7 @@ class binding(HpcdlCheck):
     def measured(self):
         log = Path(self.stagedir) / LOG
         self.probes = read_probes(log.read_text(errors="replace") if log.exists() else "")
-        none = Fault(FaultKind.NO_RESULT, "missing result: no rank told what it sees")
+        none = JobFault(FaultKind.NO_RESULT, "missing result: no rank told what it sees")
         return Measured({"ranks": len(self.probes)}, () if self.probes else (none,))
 
     def metrics(self):

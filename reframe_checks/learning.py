@@ -26,7 +26,7 @@ from hpcdl.regress.training import (
     training_faults,
     warned_program,
 )
-from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.faults import FaultKind, JobFault
 
 
 @rfm.simple_test
@@ -99,10 +99,10 @@ class killed(HpcdlCheck):
         if exit_code:
             return []
         text = "the job ended well, though one of its ranks was killed"
-        return [Fault(FaultKind.EXIT_CODE, text, got=exit_code)]
+        return [JobFault(FaultKind.EXIT_CODE, text, got=exit_code)]
 
     def faults(self, measured):
-        none = Fault(FaultKind.CHECKPOINT, "no checkpoint was left")
+        none = JobFault(FaultKind.CHECKPOINT, "no checkpoint was left")
         return [] if measured.number("step") else [none]
 
 
@@ -154,5 +154,5 @@ class resume_after_requeue(Resumed):
     def faults(self, measured):
         restarts = self.job.record.restarts
         text = f"the job was queued again {restarts} times, not once"
-        once = Fault(FaultKind.RESTARTS, text, wanted=1, got=restarts)
+        once = JobFault(FaultKind.RESTARTS, text, wanted=1, got=restarts)
         return [*super().faults(measured), *([] if restarts == 1 else [once])]

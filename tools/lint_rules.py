@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcdl.slurm.rules import SEVERITIES, Rule, all_rules, known_releases
+from hpcdl.slurm.rules import SEVERITIES, SlurmRule, all_rules, known_releases
 
 _HEAD = """\
 <!-- Made by `make docs` from hpcdl/facts/slurm_rules.yaml. -->
@@ -116,7 +116,7 @@ def _measured() -> str:
     return _MEASURED.format(rows="\n".join(rows))
 
 
-def _table(title: str, rules: list[Rule]) -> str:
+def _table(title: str, rules: list[SlurmRule]) -> str:
     lines = [
         title,
         "",
@@ -127,7 +127,7 @@ def _table(title: str, rules: list[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _row(one: Rule) -> str:
+def _row(one: SlurmRule) -> str:
     cells = [
         f"`{one.id}`",
         str(one.span),

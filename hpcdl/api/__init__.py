@@ -32,7 +32,7 @@ from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.jobs import JobScript, Module
-    from hpcdl.jobs.lint import Finding
+    from hpcdl.jobs.lint import LintFinding
     from hpcdl.jobs.submission import Submission
     from hpcdl.predict.forecast import Forecast
     from hpcdl.regress.answer import GateAnswer
@@ -130,7 +130,7 @@ def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, publishe
 
 
 @_checked
-def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[Finding, ...]:
+def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[LintFinding, ...]:
     """What is wrong with a batch script, its text or its `Path`, on the site's release of Slurm."""
     from hpcdl.jobs.limits import cluster_of
     from hpcdl.jobs.lint import lint

@@ -26,7 +26,7 @@ from hpcdl.cluster.model import (
 )
 from hpcdl.cluster.wanted import WantedCluster, WantedPartition
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
-from hpcdl.slurm.rules import Release, span
+from hpcdl.slurm.rules import SlurmRelease, span
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import user_name
 from hpcdl.system.resources import templates
@@ -210,7 +210,7 @@ def files(
     asked: ClusterRequest, cluster: ClusterState, *, mpi: str, first_job: int, slurmd: str
 ) -> tuple[File, ...]:
     """Every configuration file of the cluster."""
-    release = Release.parse(cluster.slurm_version)
+    release = SlurmRelease.parse(cluster.slurm_version)
     threads = sum(group.cpus * len(group.names) for group in asked.groups)
     values: dict[str, Any] = {
         "request": asked,
@@ -304,7 +304,7 @@ def node_lines(asked: ClusterRequest, cluster: ClusterState) -> list[str]:
     return lines
 
 
-def release_options(release: Release) -> list[Mapping[str, Any]]:
+def release_options(release: SlurmRelease) -> list[Mapping[str, Any]]:
     """Options of cgroup.conf for a release of Slurm (facts/slurm_conf.yaml)."""
     return [row for row in facts.load("slurm_conf")["options"] if span(row).holds(release)]
 

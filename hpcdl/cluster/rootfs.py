@@ -20,7 +20,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.wanted import WantedCluster
-from hpcdl.slurm.rules import Release
+from hpcdl.slurm.rules import SlurmRelease
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, switch_link, write_atomic, write_json
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
@@ -56,7 +56,7 @@ class Root:
 
     def has(self, release: str) -> bool:
         """Whether it has a release, named as 24.11 or as 24.11.5."""
-        return f"{self.version}.".startswith(f"{Release.parse(release)}.")
+        return f"{self.version}.".startswith(f"{SlurmRelease.parse(release)}.")
 
 
 def folder() -> Path:
@@ -98,7 +98,7 @@ def check(release: str) -> None:
         BadInput: no rootfs has it, and no suite is known to.
         MissingPrerequisite: it must be built and a prerequisite is missing, or this is not root.
     """
-    wanted = Release.parse(release)
+    wanted = SlurmRelease.parse(release)
     if os.geteuid() != 0:
         raise MissingPrerequisite(
             "another release of Slurm needs root, to mount and to build",
@@ -128,7 +128,7 @@ def get(release: str, say: Say) -> Root:
     if (found := find(release)) is not None:
         return found
     failures = list[str]()
-    series, suites = Release.parse(release).series, facts.load("slurm_suites")["suites"]
+    series, suites = SlurmRelease.parse(release).series, facts.load("slurm_suites")["suites"]
     for suite in (one for one in suites if one["release"] == series):
         try:
             root = _build(suite, say)

@@ -26,7 +26,7 @@ from hpcdl.jobs.spec import JobSpec, is_train
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import is_slice
 from hpcdl.site.model import SlurmDialect
-from hpcdl.slurm.rules import Release, known_release, mpi_plugins, span
+from hpcdl.slurm.rules import SlurmRelease, known_release, mpi_plugins, span
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import cached
 from hpcdl.system.text import did_you_mean
@@ -313,7 +313,7 @@ def steps(slurm: SlurmDialect, what: str) -> list[dict[str, Any]]:
     that a launcher needs, why the step too has the CPUs of a rank (`cpus_per_task`), and the
     variables that sbatch itself sets among those that srun reads as options (`set_by_sbatch`).
     """
-    release = Release.parse(slurm.version)
+    release = SlurmRelease.parse(slurm.version)
     return [row for row in _steps()[what] if span(row).holds(release)]
 
 

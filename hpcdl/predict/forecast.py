@@ -82,7 +82,7 @@ class Choices:
 
 
 @dataclass(frozen=True)
-class Limits:
+class PlanLimits:
     """What a choice must keep to: loss of efficiency as a part, hours of the training."""
 
     loss: float = 0.1
@@ -97,7 +97,7 @@ class DataAmount:
     epochs: int = 1
 
 
-_IMAGENET, _LIMITS = DataAmount(), Limits()
+_IMAGENET, _LIMITS = DataAmount(), PlanLimits()
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Forecast:
     data: DataAmount
     points: tuple[ScalingPoint, ...]
     choices: Choices
-    limits: Limits = _LIMITS
+    limits: PlanLimits = _LIMITS
     price: float | None = None
     links: tuple[str, ...] = ()
     left_out: str = ""
@@ -242,7 +242,7 @@ def forecast(
     counts: Sequence[int],
     *,
     data: DataAmount = _IMAGENET,
-    limits: Limits = _LIMITS,
+    limits: PlanLimits = _LIMITS,
     measured: Sequence[MeasuredLoss] = (),
 ) -> Forecast:
     """Predict every count of GPUs (as `expand` gives them), and choose.
@@ -326,7 +326,7 @@ def factors(loss: float, kind: str) -> tuple[float, float]:
     return math.exp(-row["high"] * scale(loss)), math.exp(-row["low"] * scale(loss))
 
 
-def choose(points: Sequence[ScalingPoint], limits: Limits = _LIMITS) -> Choices:
+def choose(points: Sequence[ScalingPoint], limits: PlanLimits = _LIMITS) -> Choices:
     """Fastest: most images per second. Cheapest: fewest GPU-hours of those in time.
 
     Efficient: the most GPUs whose loss is at most the limit. Counts that do not fit into memory,

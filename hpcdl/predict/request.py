@@ -19,7 +19,7 @@ from hpcdl.predict.forecast import (
     TOKENS,
     DataAmount,
     Forecast,
-    Limits,
+    PlanLimits,
     expand,
     forecast,
 )
@@ -176,7 +176,7 @@ def answer(request: ScalingRequest) -> Forecast:
         calibration,
         counts,
         data=_amount(request, work.net),
-        limits=Limits(request.loss, request.deadline_hours),
+        limits=PlanLimits(request.loss, request.deadline_hours),
         measured=_measured(request, work),
     )
     return replace(found, links=tuple(one.describe for one in request.links), left_out=left_out)

@@ -33,7 +33,7 @@ from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
 from hpcdl.regress.result import Measured, faults_of, of_this_run, read_result
-from hpcdl.results.faults import Fault, FaultKind, as_fault, describe
+from hpcdl.results.faults import FaultKind, JobFault, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
 from hpcdl.system.errors import BadInput
@@ -91,7 +91,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """What is measured."""
         return ()
 
-    def faults(self, measured: Measured) -> Sequence[Fault | str]:
+    def faults(self, measured: Measured) -> Sequence[JobFault | str]:
         """What is wrong with a result, nothing when all is well; text is a failure, always.
 
         By default what must hold of any job: world size, nodes, release, device, its own end.
@@ -123,7 +123,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """The script of the job, as `hpcdl job render` prints it."""
         return render_script(site, spec, module).text
 
-    def ended(self, exit_code: int | None) -> Sequence[Fault | str]:
+    def ended(self, exit_code: int | None) -> Sequence[JobFault | str]:
         """What the job's own exit code says is wrong."""
         return [] if exit_code == 0 else [exit_fault(exit_code)]
 
@@ -207,7 +207,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         found = {metric.name: metric.read(measured) for metric in self.metrics()}
         faults = [*self.ended(self.job.exitcode), *self.faults(measured)]
         faults += [
-            Fault(FaultKind.NO_METRIC, f"missing metric: {name} is not in the result", name)
+            JobFault(FaultKind.NO_METRIC, f"missing metric: {name} is not in the result", name)
             for name, value in found.items()
             if (value is None or not math.isfinite(value)) and not measured.faults
         ]

@@ -95,7 +95,7 @@ class Mean(NamedTuple):
     last: str
 
 
-class Point(NamedTuple):
+class FigurePoint(NamedTuple):
     """What a figure shows of one result; `time` and the bounds as in `Result`."""
 
     time: str
@@ -224,10 +224,10 @@ class History:
         found = self._of(series, "nodes, max(time)", f"{_MEASURED} GROUP BY nodes", since)
         return {name: time[:10] for name, time in found if single_node(name)}
 
-    def points(self, series: Series, since: str = "") -> list[Point]:
+    def points(self, series: Series, since: str = "") -> list[FigurePoint]:
         """A series as figures show it, oldest first, with the runs that gave no value."""
-        found = self._of(series, ", ".join(Point._fields), "ORDER BY time", since)
-        points = map(Point._make, found)
+        found = self._of(series, ", ".join(FigurePoint._fields), "ORDER BY time", since)
+        points = map(FigurePoint._make, found)
         return [one._replace(value=None) if one.status == "ERROR" else one for one in points]
 
     def newest_time(self, series: Series) -> str:

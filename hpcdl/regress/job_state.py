@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.slurm.parse import JobRecord
 
 JUDGED = frozenset({"COMPLETED", "FAILED"})
@@ -38,7 +38,9 @@ _ENDS = {
 }
 
 
-def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = "") -> Fault | None:
+def fault_of(
+    record: JobRecord | None, allowed_restarts: int = 0, was_on: str = ""
+) -> JobFault | None:
     """Why nothing of this job counts, or None: it is still running, or ended by itself.
 
     `record` is what Slurm says of it, None when Slurm does not know it; `allowed_restarts` is how
@@ -46,14 +48,14 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = 
     """
     if record is None:
         text = "lost: Slurm does not know the job any more, so nobody knows how it ended"
-        return Fault(FaultKind.JOB_LOST, text)
+        return JobFault(FaultKind.JOB_LOST, text)
     if record.restarts > allowed_restarts:
         on = f" after it ran on {was_on}" if was_on else ""
         text = (
             f"node lost: Slurm put the job back into the queue{on} (restart {record.restarts});"
             " its numbers would not be those of one run"
         )
-        return Fault(FaultKind.NODE_LOST, text, "restarts", allowed_restarts, record.restarts)
+        return JobFault(FaultKind.NODE_LOST, text, "restarts", allowed_restarts, record.restarts)
     if record.active or record.state in JUDGED:
         return None
     kind, said = _ENDS.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
@@ -61,16 +63,16 @@ def fault_of(record: JobRecord | None, allowed_restarts: int = 0, was_on: str = 
         limit=record.time_limit, nodes=record.nodes or was_on or "unknown"
     )
     text = f"{said}: the job ended as {record.state}, {reason}; restarts {record.restarts}"
-    return Fault(kind, text, wanted="COMPLETED", got=record.state)
+    return JobFault(kind, text, wanted="COMPLETED", got=record.state)
 
 
-def exit_fault(code: int | None) -> Fault:
+def exit_fault(code: int | None) -> JobFault:
     """What a job's own exit code says."""
     text = f"the job ended with exit code {code}; its log says why"
-    return Fault(FaultKind.EXIT_CODE, text, wanted=0, got=code)
+    return JobFault(FaultKind.EXIT_CODE, text, wanted=0, got=code)
 
 
-def unavailable(record: JobRecord, states: Mapping[str, str]) -> Fault | None:
+def unavailable(record: JobRecord, states: Mapping[str, str]) -> JobFault | None:
     """Why a job cannot start at all, or None: a node that it must have takes no jobs.
 
     `states` are those of the nodes that it must have, by name.
@@ -81,7 +83,9 @@ def unavailable(record: JobRecord, states: Mapping[str, str]) -> Fault | None:
     if not out and (not states or "ReqNodeNotAvail" not in record.reason):
         return None
     said = ", ".join(out) or f"{', '.join(states)}: {record.reason}"
-    return Fault(FaultKind.NODE_LOST, f"node lost: the node of this check takes no jobs ({said})")
+    return JobFault(
+        FaultKind.NODE_LOST, f"node lost: the node of this check takes no jobs ({said})"
+    )
 
 
 def takes_no_jobs(state: str) -> bool:
@@ -94,13 +98,13 @@ def dead_wait(record: JobRecord) -> bool:
     return record.state == "PENDING" and "DOWN" in record.reason.upper()
 
 
-def waits_too_long(record: JobRecord, seconds: float, limit: float) -> Fault | None:
+def waits_too_long(record: JobRecord, seconds: float, limit: float) -> JobFault | None:
     """Why a job that waits for its nodes is given up, or None."""
     if record.state != "PENDING" or seconds <= limit:
         return None
     waited = f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds:.0f} s"
     text = f"time-out: it got no nodes within {waited} ({record.reason or 'no reason given'})"
-    return Fault(FaultKind.TIMEOUT, text, "queue_wait_seconds", wanted=limit, got=seconds)
+    return JobFault(FaultKind.TIMEOUT, text, "queue_wait_seconds", wanted=limit, got=seconds)
 
 
 @dataclass
@@ -122,7 +126,7 @@ class Watchdog:
             self._signs, self._since = signs, now
         return now - self._since
 
-    def fault(self, silence: float, node_restarted: Callable[[], bool]) -> Fault | None:
+    def fault(self, silence: float, node_restarted: Callable[[], bool]) -> JobFault | None:
         """Why the job is given up, or None; its nodes are asked about after so much silence."""
         if silence <= min(self.limit, SILENCE_AFTER_RESTART_SECONDS):
             return None
@@ -135,4 +139,4 @@ class Watchdog:
             kind = FaultKind.NODE_LOST
             why = "node lost: a node of it started again while the job ran, and since then"
         text = f"{why} no output and no progress for {silence:.0f} s while Slurm calls it RUNNING"
-        return Fault(kind, text, wanted=limit, got=silence)
+        return JobFault(kind, text, wanted=limit, got=silence)

@@ -16,7 +16,7 @@ from statistics import median
 from hpcdl.regress.identity import LOWER, Night, better_of
 from hpcdl.regress.references import WIDEST, spread_of
 from hpcdl.regress.verdict import Verdict
-from hpcdl.results.faults import Fault, FaultKind, Status
+from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 from hpcdl.slurm.hostlist import expand_hostlist
 
@@ -33,7 +33,7 @@ def node_of(verdict: Verdict) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str, Fault]:
+def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str, JobFault]:
     """The nodes that are slower than the others in runs of one case, and what is said of each.
 
     Verdicts of jobs on several nodes are left out. `least` is how far below the others' median
@@ -42,7 +42,7 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str
     judged = [verdict for verdict in verdicts if verdict.status in _JUDGED and node_of(verdict)]
     metrics = judged[0].metrics if judged else ()
     names = [m.name for m in metrics if m.wanted and better_of(m.unit, m.low, m.high, m.better)]
-    found: dict[str, Fault] = {}
+    found: dict[str, JobFault] = {}
     for name in names:
         each = _values(judged, name)
         slow = slower_than_the_rest({node: (value,) for node, value in each.items()}, least)
@@ -53,7 +53,7 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str
                 f"slow node: {node} is {less:.0%} slower than the others, {len(rest)} of them "
                 f"({name})"
             )
-            found.setdefault(node, Fault(FaultKind.SLOW_NODE, text, name, got=node))
+            found.setdefault(node, JobFault(FaultKind.SLOW_NODE, text, name, got=node))
     return found
 
 
@@ -143,7 +143,7 @@ def name_slow_nodes(
     return [_named(one, slow.get((*place(one), node_of(one)))) for one in verdicts]
 
 
-def _named(verdict: Verdict, slow: Fault | None) -> Verdict:
+def _named(verdict: Verdict, slow: JobFault | None) -> Verdict:
     if slow is None or verdict.status not in _JUDGED:
         return verdict
     reason = "; ".join(part for part in (slow.text, verdict.reason) if part)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hpcdl.regress.identity import LOWER
 from hpcdl.regress.nodes import node_of, slower_than_the_rest
 from hpcdl.regress.verdict import MetricVerdict, Verdict, number
-from hpcdl.results.faults import Fault, FaultKind, Status, describe, status_of
+from hpcdl.results.faults import FaultKind, JobFault, Status, describe, status_of
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
 
@@ -133,7 +133,7 @@ def _told(metrics: Sequence[MetricVerdict], runs: Sequence[Mapping[str, Any]]) -
 
 def _slow_node(
     first: Verdict, runs: Sequence[Mapping[str, Any]], margin: float
-) -> tuple[Fault, ...]:
+) -> tuple[JobFault, ...]:
     """That the first node, on which it ran again, is slower than those that it ran on besides."""
     for metric in first.metrics:
         each: dict[str, list[float]] = {}
@@ -148,5 +148,5 @@ def _slow_node(
             if len(each[node]) > 1 and max(each[node]) < min(rest):
                 less = 1 - median(each[node]) / median(rest)
                 text = f"slow node: {node} is {less:.0%} slower than others ({metric.name})"
-                return (Fault(FaultKind.SLOW_NODE, text, metric.name, got=node),)
+                return (JobFault(FaultKind.SLOW_NODE, text, metric.name, got=node),)
     return ()

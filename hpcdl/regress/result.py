@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs.preflight import ExpectedAllocation, Probe, judge
-from hpcdl.results.faults import Fault, FaultKind, as_fault
+from hpcdl.results.faults import FaultKind, JobFault, as_fault
 from hpcdl.results.records import RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.hostlist import expand_hostlist
@@ -36,7 +36,7 @@ class Measured:
     """A run as its result.json tells it; `faults` says why there is none, text is a check's."""
 
     values: Mapping[str, Any]
-    faults: tuple[Fault | str, ...] = ()
+    faults: tuple[JobFault | str, ...] = ()
 
     def number(self, *path: str) -> float | None:
         """A finite number at a place, None where there is none."""
@@ -71,39 +71,39 @@ def read_result(path: Path) -> Measured:
         why = f"result.json cannot be read ({fault.message})"
     if not path.exists():
         why = "the program wrote no result.json"
-    return Measured({}, (Fault(FaultKind.NO_RESULT, f"missing result: {why}"),))
+    return Measured({}, (JobFault(FaultKind.NO_RESULT, f"missing result: {why}"),))
 
 
-def _other_units(values: Mapping[str, Any]) -> Iterator[Fault]:
+def _other_units(values: Mapping[str, Any]) -> Iterator[JobFault]:
     """Numbers that the file gives in another unit than its format has."""
     known = RESULT.data(values).get("units", {})
     for place, said in (values.get("units") or {}).items():
         if place in known and said != known[place]:
             text = f"the result gives {place} in {said!r}, not in {known[place]}"
-            yield Fault(FaultKind.UNIT, text, place, wanted=known[place], got=str(said))
+            yield JobFault(FaultKind.UNIT, text, place, wanted=known[place], got=str(said))
 
 
-def losses_fall(losses: Sequence[float]) -> Fault | None:
+def losses_fall(losses: Sequence[float]) -> JobFault | None:
     """Why a series of losses is not that of a training that works, or None.
 
     The mean of the last quarter must lie below that of the first; every loss must be finite.
     """
     if len(losses) < 2:
         text = "missing metric: fewer than two losses were recorded"
-        return Fault(FaultKind.NO_METRIC, text, "loss", wanted=2, got=len(losses))
+        return JobFault(FaultKind.NO_METRIC, text, "loss", wanted=2, got=len(losses))
     if not all(math.isfinite(loss) for loss in losses):
-        return Fault(FaultKind.LOSS, "the loss is not finite", "loss")
+        return JobFault(FaultKind.LOSS, "the loss is not finite", "loss")
     quarter = max(1, len(losses) // 4)
     first, last = sum(losses[:quarter]) / quarter, sum(losses[-quarter:]) / quarter
     if last < first:
         return None
     text = f"the loss does not fall: {first:.4g} at first, {last:.4g}"
-    return Fault(FaultKind.LOSS, text, "loss", wanted=first, got=last)
+    return JobFault(FaultKind.LOSS, text, "loss", wanted=first, got=last)
 
 
 def faults_of(
     measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
-) -> list[Fault]:
+) -> list[JobFault]:
     """What is wrong with any measuring job's result.
 
     `layout` is the job's as plain values, `release` the id of the one that it must have used;
@@ -116,33 +116,33 @@ def faults_of(
 
 def _of_any_job(
     measured: Measured, layout: Mapping[str, Any], release: str | None, real_gpus: bool
-) -> Iterator[Fault]:
+) -> Iterator[JobFault]:
     nodes, names = int(layout["nodes"]), at(measured.values, "layout", "nodes")
     ranks, world = nodes * int(layout["tasks_per_node"]), measured.number("layout", "ranks")
     if world != ranks:
         text = f"the program ran on {world or 0:.0f} ranks, not on the {ranks} of its layout"
-        yield Fault(FaultKind.RANKS, text, wanted=ranks, got=world)
+        yield JobFault(FaultKind.RANKS, text, wanted=ranks, got=world)
     if isinstance(names, list) and len(names) != nodes:
         named = ", ".join(map(str, names[:8]))
         text = f"its ranks were on {len(names)} nodes, not on {nodes}: {named}"
-        yield Fault(FaultKind.NODES, text, wanted=nodes, got=len(names))
+        yield JobFault(FaultKind.NODES, text, wanted=nodes, got=len(names))
     ran = measured.text("release")
     if release is not None and ran != release:
         text = f"the job used release '{ran or 'unknown'}', not the site's '{release}'"
-        yield Fault(FaultKind.RELEASE, text, wanted=release, got=ran)
+        yield JobFault(FaultKind.RELEASE, text, wanted=release, got=ran)
     gpus = measured.number("layout", "gpu_per_rank")
     if real_gpus and gpus != 1:
         text = "the ranks saw no GPU of their own: it ran on CPUs"
-        yield Fault(FaultKind.GPU, text, wanted=1, got=gpus)
+        yield JobFault(FaultKind.GPU, text, wanted=1, got=gpus)
     status = measured.text("outcome", "status") or "unknown"
     if status != "completed":
         text = f"the program ended as '{status}'"
-        yield Fault(FaultKind.OUTCOME, text, wanted="completed", got=status)
+        yield JobFault(FaultKind.OUTCOME, text, wanted="completed", got=status)
 
 
 def binding_faults(
     probes: Sequence[Probe], layout: Mapping[str, Any], release: str | None, *, bound: bool
-) -> list[Fault]:
+) -> list[JobFault]:
     """What is wrong with where ranks are and what each has.
 
     `probes` are what every rank saw; `bound` says whether Slurm binds CPUs here.
@@ -166,17 +166,17 @@ def binding_faults(
     found += [
         f"{count} ranks are on {host}, not {tasks}" for host, count in crowds if count != tasks
     ]
-    return [Fault(FaultKind.BINDING, text) for text in found]
+    return [JobFault(FaultKind.BINDING, text) for text in found]
 
 
-def version_faults(measured: Measured, promised: Mapping[str, str]) -> list[Fault]:
+def version_faults(measured: Measured, promised: Mapping[str, str]) -> list[JobFault]:
     """Versions that differ from what the release's record promises."""
     found = []
     for name in ("tensorflow", "horovod", "python"):
         ran, wanted = measured.text("versions", name), promised.get(name)
         if wanted and ran != wanted:
             text = f"the module brings {name} {ran or 'unknown'}, the release says {wanted}"
-            found.append(Fault(FaultKind.VERSION, text, wanted=wanted, got=ran))
+            found.append(JobFault(FaultKind.VERSION, text, wanted=wanted, got=ran))
     return found
 
 
@@ -216,7 +216,7 @@ def of_this_run(measured: Measured, record: JobRecord, token: str, gpu: str = ""
     return Measured({}, found) if found else measured
 
 
-def _foreign(measured: Measured, record: JobRecord, token: str, gpu: str) -> Iterator[Fault]:
+def _foreign(measured: Measured, record: JobRecord, token: str, gpu: str) -> Iterator[JobFault]:
     said = at(measured.values, "job", "id")
     if said is None:
         yield _fault("does not say which job wrote it (job.id)", record.id, None)
@@ -250,5 +250,5 @@ def _long(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
-def _fault(text: str, wanted: float | str | None, got: float | str | None) -> Fault:
-    return Fault(FaultKind.FOREIGN, f"foreign result: it {text}", wanted=wanted, got=got)
+def _fault(text: str, wanted: float | str | None, got: float | str | None) -> JobFault:
+    return JobFault(FaultKind.FOREIGN, f"foreign result: it {text}", wanted=wanted, got=got)

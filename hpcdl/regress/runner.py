@@ -23,7 +23,7 @@ from hpcdl.regress.remeasure import Doubts, joined, key_of, place_for, suspiciou
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
 from hpcdl.regress.training import ALL, ranks_on
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge, judge_tries, waive
-from hpcdl.results.faults import Fault, FaultKind, Status
+from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm import client
@@ -307,7 +307,7 @@ def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
 
 
 def _problem(reason: str, partition: str = "", kind: FaultKind = FaultKind.RUN) -> Verdict:
-    return Verdict(WHOLE_RUN, "", partition, Status.ERROR, reason, (Fault(kind, reason),))
+    return Verdict(WHOLE_RUN, "", partition, Status.ERROR, reason, (JobFault(kind, reason),))
 
 
 def _nodes_without(site: Site, request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:

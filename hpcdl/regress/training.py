@@ -16,7 +16,7 @@ from statistics import mean
 from hpcdl import facts
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.regress.result import Measured, losses_fall, reads
-from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.results.records import at
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
@@ -141,7 +141,7 @@ def best_images_per_second(measured: Measured) -> float | None:
     return max(rates, default=None)
 
 
-def training_faults(measured: Measured) -> list[Fault]:
+def training_faults(measured: Measured) -> list[JobFault]:
     """What is wrong with a training's result beside what may be wrong with any job's."""
     if measured.faults:
         return []
@@ -150,7 +150,7 @@ def training_faults(measured: Measured) -> list[Fault]:
     steps = measured.number("summary", "steps_measured") or 0
     if steps < WINDOW_STEPS:
         text = f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
-        found.append(Fault(FaultKind.FEW_STEPS, text, wanted=WINDOW_STEPS, got=steps))
+        found.append(JobFault(FaultKind.FEW_STEPS, text, wanted=WINDOW_STEPS, got=steps))
     return found
 
 
@@ -185,7 +185,7 @@ def digits_options(directory: Path) -> tuple[str, ...]:
     )
 
 
-def curve_faults(curve: Sequence[float]) -> list[Fault]:
+def curve_faults(curve: Sequence[float]) -> list[JobFault]:
     """Where the loss curve of DIGITS leaves the band of a healthy one."""
     rows = facts.load("loss_curves")["curves"][DIGITS]["windows"]
     found = []
@@ -196,7 +196,7 @@ def curve_faults(curve: Sequence[float]) -> list[Fault]:
             band = f"{row['low']:.4g} to {row['high']:.4g}"
             steps = f"{row['first']} to {row['last']}"
             text = f"the loss of steps {steps} is {loss:.4g}, healthy is {band}"
-            found.append(Fault(FaultKind.LOSS, text, "loss", wanted=band, got=loss))
+            found.append(JobFault(FaultKind.LOSS, text, "loss", wanted=band, got=loss))
     return found
 
 
@@ -250,7 +250,7 @@ def newest_step(directory: Path) -> int:
     return int(found[-1].stem.removeprefix("step-")) if found else 0
 
 
-def resume_faults(measured: Measured) -> list[Fault]:
+def resume_faults(measured: Measured) -> list[JobFault]:
     """The same of a training that should have gone on from a checkpoint."""
     if measured.faults:
         return []
@@ -258,14 +258,14 @@ def resume_faults(measured: Measured) -> list[Fault]:
     first = measured.number("samples", "first_step") or 0
     if first < CHECKPOINT_EVERY:
         text = f"the training began at step {first:.0f}, not at its checkpoint"
-        found.append(Fault(FaultKind.CHECKPOINT, text, wanted=CHECKPOINT_EVERY, got=first))
+        found.append(JobFault(FaultKind.CHECKPOINT, text, wanted=CHECKPOINT_EVERY, got=first))
     done, planned = measured.number("steps", "done"), measured.number("steps", "planned")
     if done is None or done != planned:
         text = f"{done or 0:.0f} of {planned or 0:.0f} steps were done"
-        found.append(Fault(FaultKind.STEPS, text, wanted=planned, got=done))
+        found.append(JobFault(FaultKind.STEPS, text, wanted=planned, got=done))
     early = losses(measured)[:10]
     if not early or not mean(early) < 0.7 * _NO_IDEA:
         loss = mean(early) if early else math.nan
         text = f"what had been learnt is lost: the loss after the checkpoint is {loss:.4g}"
-        found.append(Fault(FaultKind.LOSS, text, "loss", wanted=0.7 * _NO_IDEA, got=loss))
+        found.append(JobFault(FaultKind.LOSS, text, "loss", wanted=0.7 * _NO_IDEA, got=loss))
     return found

@@ -15,7 +15,7 @@ from typing import Any
 
 from hpcdl.regress.identity import HIGHER, better_of, place_of
 from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND
-from hpcdl.results.faults import Fault, FaultKind, Status, as_fault, describe, status_of
+from hpcdl.results.faults import FaultKind, JobFault, Status, as_fault, describe, status_of
 from hpcdl.slurm.execution import recorded
 
 WHOLE_RUN = "(run)"
@@ -72,7 +72,7 @@ class MetricVerdict:
         return self.value / self.reference - 1
 
     @property
-    def fault(self) -> Fault:
+    def fault(self) -> JobFault:
         """What is wrong with a value beyond its bounds."""
         change = self.change or 0.0
         bound = self.low if change < 0 else self.high
@@ -81,7 +81,7 @@ class MetricVerdict:
             f"{self.name} {number(self.value)} {self.unit} is {abs(change):.0%} {side} its "
             f"reference {number(self.reference)}, beyond the bound {number(bound)}"
         )
-        return Fault(FaultKind.BOUND, text, self.name, wanted=bound, got=self.value)
+        return JobFault(FaultKind.BOUND, text, self.name, wanted=bound, got=self.value)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Verdict:
     partition: str
     status: Status
     reason: str = ""
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[JobFault, ...] = ()
     waived: bool = False
     metrics: tuple[MetricVerdict, ...] = ()
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -238,58 +238,62 @@ def _faults(
     evidence: Mapping[str, Any],
     metrics: tuple[MetricVerdict, ...],
     machine: str | None,
-) -> tuple[Fault, ...]:
+) -> tuple[JobFault, ...]:
     """What is wrong with a case, the gravest that there is: what follows from it is not told."""
     faults = tuple(as_fault(said) for said in evidence.get("faults") or ())
     result, phase = case.get("result"), case.get("fail_phase")
     if not faults and result == "xpass":
-        return (Fault(FaultKind.CHECK, "it was expected to fail, and did not"),)
+        return (JobFault(FaultKind.CHECK, "it was expected to fail, and did not"),)
     if not faults and result not in {"success", "pass"} and phase != "performance":
-        return (Fault(FaultKind.RUN, _reason(case)),)
+        return (JobFault(FaultKind.RUN, _reason(case)),)
     return (
         faults
         or tuple(_without_number(metrics, case.get("declared") or ()))
         or tuple(
-            Fault(FaultKind.WARNING, f"ReFrame warns: {text}")
+            JobFault(FaultKind.WARNING, f"ReFrame warns: {text}")
             for text in case.get("warnings") or ()
         )
         or tuple(_of_other_units(evidence))
         or tuple(_impossible(metrics, evidence))
         or tuple(
-            Fault(FaultKind.NO_REFERENCE, f"no reference for {one.name}", one.name)
+            JobFault(FaultKind.NO_REFERENCE, f"no reference for {one.name}", one.name)
             for one in metrics
             if not one.judged
         )
         or tuple(_too_fast(metrics, evidence, machine))
         or tuple(metric.fault for metric in metrics if not metric.holds)
-        or ((Fault(FaultKind.BOUND, _reason(case)),) if phase == "performance" else ())
+        or ((JobFault(FaultKind.BOUND, _reason(case)),) if phase == "performance" else ())
         or tuple(_of_references(evidence, machine))
     )
 
 
-def _without_number(metrics: Iterable[MetricVerdict], declared: Iterable[str]) -> Iterator[Fault]:
+def _without_number(
+    metrics: Iterable[MetricVerdict], declared: Iterable[str]
+) -> Iterator[JobFault]:
     """Metrics that gave no number, or that the check declares and ReFrame left out."""
     given = {one.name: one.value for one in metrics}
     for name in dict.fromkeys([*given, *declared]):
         value = given.get(name)
         if value is None:
-            yield Fault(FaultKind.NO_METRIC, f"missing metric: {name}", name)
+            yield JobFault(FaultKind.NO_METRIC, f"missing metric: {name}", name)
         elif not math.isfinite(value):
             text = f"missing metric: {name} is {value}, which is no measurement"
-            yield Fault(FaultKind.NO_METRIC, text, name)
+            yield JobFault(FaultKind.NO_METRIC, text, name)
 
 
-def _of_other_units(evidence: Mapping[str, Any]) -> Iterator[Fault]:
+def _of_other_units(evidence: Mapping[str, Any]) -> Iterator[JobFault]:
     """References in another unit than the metric: no number of them can be compared."""
     for name, row in _references(evidence).items():
         wanted = str(row.get("unit") or "")
         unit = str(evidence["metrics"][name].get("unit") or "")
         if wanted and wanted != unit:
             text = f"the reference of {name} is in {wanted}, and it was measured in {unit or '1'}"
-            yield Fault(FaultKind.UNIT, text, name, wanted=wanted, got=unit)
+            yield JobFault(FaultKind.UNIT, text, name, wanted=wanted, got=unit)
 
 
-def _impossible(metrics: Iterable[MetricVerdict], evidence: Mapping[str, Any]) -> Iterator[Fault]:
+def _impossible(
+    metrics: Iterable[MetricVerdict], evidence: Mapping[str, Any]
+) -> Iterator[JobFault]:
     """Rates that the hardware cannot give, whatever they are compared with."""
     for metric in metrics:
         most = (evidence.get("metrics") or {}).get(metric.name, {}).get("most")
@@ -298,12 +302,12 @@ def _impossible(metrics: Iterable[MetricVerdict], evidence: Mapping[str, Any]) -
                 f"too fast to be true: {metric.name} {number(metric.value)} {metric.unit} is more "
                 f"than the {number(most)} that this hardware can give at its peak"
             )
-            yield Fault(FaultKind.TOO_FAST, text, metric.name, wanted=most, got=metric.value)
+            yield JobFault(FaultKind.TOO_FAST, text, metric.name, wanted=most, got=metric.value)
 
 
 def _too_fast(
     metrics: Iterable[MetricVerdict], evidence: Mapping[str, Any], machine: str | None
-) -> Iterator[Fault]:
+) -> Iterator[JobFault]:
     """Numbers that nothing but an error explains, unless the reference is of another machine."""
     rows = _references(evidence)
     for metric in metrics:
@@ -324,21 +328,21 @@ def _too_fast(
                 "reference anew"
             )
             wanted = reference * limit if metric.better == HIGHER else reference / limit
-            yield Fault(FaultKind.TOO_FAST, text, metric.name, wanted=wanted, got=value)
+            yield JobFault(FaultKind.TOO_FAST, text, metric.name, wanted=wanted, got=value)
 
 
-def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator[Fault]:
+def _of_references(evidence: Mapping[str, Any], machine: str | None) -> Iterator[JobFault]:
     for name, row in _references(evidence).items():
         runs = int(row.get("runs") or 0)
         if row.get("proof") == "run" and 0 < runs < MIN_RUNS:
             text = f"the reference of {name} rests on {runs} runs"
-            yield Fault(FaultKind.FEW_RUNS, text, name, wanted=MIN_RUNS, got=runs)
+            yield JobFault(FaultKind.FEW_RUNS, text, name, wanted=MIN_RUNS, got=runs)
         for what, current in outdated(row, evidence, machine):
             text = (
                 f"the reference of {name} was measured with {what} '{row[what]}', "
                 f"this is '{current}'"
             )
-            yield Fault(FaultKind.STALE_REFERENCE, text, name, wanted=row[what], got=current)
+            yield JobFault(FaultKind.STALE_REFERENCE, text, name, wanted=row[what], got=current)
 
 
 def _references(evidence: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -357,7 +361,7 @@ def outdated(
 
 
 def _suspects(
-    faults: Sequence[Fault], evidence: Mapping[str, Any], machine: str | None
+    faults: Sequence[JobFault], evidence: Mapping[str, Any], machine: str | None
 ) -> list[str]:
     """What has changed since the references of values beyond their bounds were measured."""
     slow = {fault.metric for fault in faults if fault.kind is FaultKind.BOUND}

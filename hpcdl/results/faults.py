@@ -114,7 +114,7 @@ _WORST = (Status.ERROR, Status.FAIL, Status.INSUFFICIENT, Status.NO_REFERENCE, S
 
 
 @dataclass(frozen=True)
-class Fault:
+class JobFault:
     """One thing that is wrong: its kind, a sentence for a person, and what it is about.
 
     `wanted` and `got` are in the unit of the metric, or in that of which the sentence speaks.
@@ -134,24 +134,24 @@ class Fault:
         return {**asdict(self), "kind": self.kind.value}
 
 
-def as_fault(said: object) -> Fault:
+def as_fault(said: object) -> JobFault:
     """A fault from its plain values; words alone are a check's own."""
-    if isinstance(said, Fault):
+    if isinstance(said, JobFault):
         return said
     if not isinstance(said, Mapping):
-        return Fault(FaultKind.CHECK, str(said))
+        return JobFault(FaultKind.CHECK, str(said))
     known = {kind.value: kind for kind in FaultKind}
     kind = known.get(str(said.get("kind")), FaultKind.CHECK)
     wanted, got = said.get("wanted"), said.get("got")
-    return Fault(kind, str(said.get("text") or ""), str(said.get("metric") or ""), wanted, got)
+    return JobFault(kind, str(said.get("text") or ""), str(said.get("metric") or ""), wanted, got)
 
 
-def status_of(faults: Iterable[Fault]) -> Status:
+def status_of(faults: Iterable[JobFault]) -> Status:
     """The verdict on all of them: the worst; PASS where there is none."""
     found = {fault.kind.status for fault in faults}
     return next((status for status in _WORST if status in found), Status.PASS)
 
 
-def describe(faults: Iterable[Fault]) -> str:
+def describe(faults: Iterable[JobFault]) -> str:
     """What is wrong, for a person."""
     return "; ".join(fault.text for fault in faults)

@@ -29,7 +29,7 @@ _RELEASE = re.compile(
 
 @total_ordering
 @dataclass(frozen=True)
-class Release:
+class SlurmRelease:
     """A Slurm release: 22.05 (the newest of its series) or 22.05.8."""
 
     year: int
@@ -37,7 +37,7 @@ class Release:
     point: int | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Release:
+    def parse(cls, text: str) -> SlurmRelease:
         """A release as people and `sinfo --version` write it ("slurm-wlm 22.05.8").
 
         Raises:
@@ -57,7 +57,7 @@ class Release:
         """The major release, "22.05" for 22.05.8."""
         return f"{self.year:02d}.{self.month:02d}"
 
-    def __lt__(self, other: Release) -> bool:
+    def __lt__(self, other: SlurmRelease) -> bool:
         return self._order < other._order
 
     @property
@@ -71,10 +71,10 @@ class Release:
 class Span(NamedTuple):
     """Releases from `since` on, up to but without `until`; None leaves an end open."""
 
-    since: Release | None = None
-    until: Release | None = None
+    since: SlurmRelease | None = None
+    until: SlurmRelease | None = None
 
-    def holds(self, release: Release) -> bool:
+    def holds(self, release: SlurmRelease) -> bool:
         """Whether a release lies in the span."""
         begun = self.since is None or release >= self.since
         return begun and (self.until is None or release < self.until)
@@ -88,7 +88,7 @@ class Span(NamedTuple):
         return f"{_edge(self.since)} to before {_edge(self.until)}"
 
 
-class Rule(NamedTuple):
+class SlurmRule(NamedTuple):
     """One rule: what holds, in which releases, what follows and what to write instead.
 
     `flags` are the options and variables concerned. `severity` is one of `SEVERITIES`, `proof`
@@ -110,7 +110,7 @@ class Rule(NamedTuple):
     excludes: tuple[tuple[str, ...], ...] = ()
     uses: str = ""
 
-    def holds(self, release: Release) -> bool:
+    def holds(self, release: SlurmRelease) -> bool:
         """Whether the rule holds in a release."""
         return self.span.holds(release)
 
@@ -121,26 +121,26 @@ def known_releases() -> tuple[str, ...]:
     return tuple(load("slurm_rules")["releases"])
 
 
-def known_release(version: str) -> Release:
+def known_release(version: str) -> SlurmRelease:
     """A release that scripts can be written for: one that the rules cover, or a newer one.
 
     Raises:
         BadInput: `version` is no release, or older than all that we know.
     """
-    release, oldest = Release.parse(version), known_releases()[0]
-    if release < Release.parse(f"{oldest}.0"):
+    release, oldest = SlurmRelease.parse(version), known_releases()[0]
+    if release < SlurmRelease.parse(f"{oldest}.0"):
         said = f"Slurm {release} is older than what scripts are written for"
         raise BadInput(said, hint=f"releases from {oldest} to {known_releases()[-1]} are known")
     return release
 
 
 @cache
-def all_rules() -> tuple[Rule, ...]:
+def all_rules() -> tuple[SlurmRule, ...]:
     """Every rule, in the order of the data."""
     return tuple(_rule(row) for row in load("slurm_rules")["rules"])
 
 
-def rule(rule_id: str) -> Rule:
+def rule(rule_id: str) -> SlurmRule:
     """The rule of an id; of an unknown one, `BadInput` names the nearest."""
     rules = {one.id: one for one in all_rules()}
     if rule_id not in rules:
@@ -148,16 +148,16 @@ def rule(rule_id: str) -> Rule:
     return rules[rule_id]
 
 
-def mpi_plugins(version: str | Release) -> tuple[str, ...]:
+def mpi_plugins(version: str | SlurmRelease) -> tuple[str, ...]:
     """What `srun --mpi=` may name in a release, where Slurm was built with it."""
     release = as_release(version)
     rows = load("slurm_rules")["mpi"]
     return tuple(row["name"] for row in rows if span(row).holds(release))
 
 
-def as_release(version: str | Release) -> Release:
+def as_release(version: str | SlurmRelease) -> SlurmRelease:
     """A release from its text, or as it is; `BadInput` where the text names none."""
-    return version if isinstance(version, Release) else Release.parse(version)
+    return version if isinstance(version, SlurmRelease) else SlurmRelease.parse(version)
 
 
 def span(row: Mapping[str, Any]) -> Span:
@@ -165,12 +165,12 @@ def span(row: Mapping[str, Any]) -> Span:
     return Span(_bound(row.get("since")), _bound(row.get("until")))
 
 
-def _rule(row: dict[str, Any]) -> Rule:
+def _rule(row: dict[str, Any]) -> SlurmRule:
     plain = {
         key: row[key]
         for key in ("id", "severity", "title", "consequence", "fix", "source", "proof")
     }
-    return Rule(
+    return SlurmRule(
         span=span(row),
         flags=tuple(row["flags"]),
         lint=row.get("lint", True),
@@ -180,14 +180,14 @@ def _rule(row: dict[str, Any]) -> Rule:
     )
 
 
-def _bound(text: str | None) -> Release | None:
+def _bound(text: str | None) -> SlurmRelease | None:
     """An end of a span: a series begins with its point release 0."""
     if text is None:
         return None
-    release = Release.parse(text)
-    return Release(release.year, release.month, release.point or 0)
+    release = SlurmRelease.parse(text)
+    return SlurmRelease(release.year, release.month, release.point or 0)
 
 
-def _edge(release: Release) -> str:
+def _edge(release: SlurmRelease) -> str:
     """An end of a span as text: point release 0 is the series itself."""
     return str(release) if release.point else release.series

@@ -28,7 +28,7 @@ from pathlib import Path
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack import cuda_tree, wheelhouse
-from hpcdl.stack.recipe import Edit, HorovodRecipe, Interpreter, Recipe, digest
+from hpcdl.stack.recipe import HorovodRecipe, Interpreter, Recipe, SourceEdit, digest
 from hpcdl.stack.release import MODULE
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_show import sentence
@@ -258,7 +258,7 @@ def fetch_sdist(
     return folder / recipe.sdist
 
 
-def apply_edit(sources: Path, edit: Edit) -> None:
+def apply_edit(sources: Path, edit: SourceEdit) -> None:
     """Put a text in the place of another, which must stand exactly once in a source file."""
     path = sources / edit.file
     text = path.read_text(encoding="utf-8") if path.is_file() else ""

@@ -166,7 +166,7 @@ def serves(site: Site, release: Release) -> tuple[str, ...]:
     return tuple(name for name, chosen in given if chosen.id == release.id)
 
 
-class Published(NamedTuple):
+class PublishedState(NamedTuple):
     """What users see: the releases whose modules can be loaded, and which one is given where.
 
     A later release takes the name of an earlier one with the same version.
@@ -182,7 +182,7 @@ def shown_after(
     *,
     without: Collection[str] = (),
     expected: Sequence[Release] = (),
-) -> Published | None:
+) -> PublishedState | None:
     """What users see once `events`, the whole history, have happened.
 
     `without` are ids of releases that count as gone, `expected` releases that are not built yet.
@@ -193,7 +193,7 @@ def shown_after(
     # What was rolled back stays visible too, but gives way where it has the same version.
     once = dict.fromkeys(event.release for event in events)
     others = [known[name] for name in once if name in known and known[name] not in published]
-    return Published((*others, *published), choose(site, published)) if published else None
+    return PublishedState((*others, *published), choose(site, published)) if published else None
 
 
 def _show_modules(
@@ -202,7 +202,7 @@ def _show_modules(
     """Write a release's modulefiles as they are to be once `event` has made it current."""
     events = [*read_history(site), *([event] if event else ())]
     shown = shown_after(site, events, without=without)
-    shown = shown or Published((release,), choose(site, [release]))
+    shown = shown or PublishedState((release,), choose(site, [release]))
     write_modules(release.root, render_modules(site, *shown), lambda made: write_cache(site, made))
 
 

@@ -30,7 +30,7 @@ _EACH = "resolved only, each version by itself: `hpcdl stack resolve`"
 
 
 @dataclass(frozen=True)
-class Edit:
+class SourceEdit:
     """A text that stands once in a source file, what takes its place, and why."""
 
     name: str
@@ -55,7 +55,7 @@ class HorovodRecipe:
     environment: Mapping[str, str]
     commands: tuple[str, ...]
     leave_out: tuple[str, ...]
-    edits: tuple[Edit, ...]
+    edits: tuple[SourceEdit, ...]
     computes: tuple[str, ...] = ()
 
 
@@ -91,7 +91,7 @@ class Recipe:
         return f"{MODULE}/{self.tensorflow}-{self.variant}"
 
     @property
-    def edits(self) -> tuple[Edit, ...]:
+    def edits(self) -> tuple[SourceEdit, ...]:
         """The changes to Horovod's sources."""
         return self.horovod.edits if self.horovod else ()
 
@@ -213,7 +213,7 @@ def _horovod(
     codes = ",".join(one.replace(".", "") for one in computes)
     gpus = {**built["gpu_environment"], "HOROVOD_BUILD_CUDA_CC_LIST": codes} if computes else {}
     wanted = [
-        Edit(name, row["file"], row["find"], row["replace"], " ".join(row["why"].split()))
+        SourceEdit(name, row["file"], row["find"], row["replace"], " ".join(row["why"].split()))
         for name, row in built["edits"].items()
         if row.get("variant", kind) == kind
         and all(condition.holds(versions) for condition in conditions(row.get("when", {})))

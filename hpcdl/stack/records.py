@@ -31,7 +31,7 @@ DEFAULT_KIND = "accepted-risk"
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class LicenceAcceptance:
     """An agreement that somebody accepted; `at` is a date and time in UTC."""
 
     agreement: str
@@ -67,7 +67,7 @@ class Waiver:
 class Records:
     """A site's own answers."""
 
-    acceptances: tuple[Acceptance, ...] = ()
+    acceptances: tuple[LicenceAcceptance, ...] = ()
     waivers: tuple[Waiver, ...] = ()
 
 
@@ -79,7 +79,7 @@ def read_records(site: Site) -> Records:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         found = Records(
-            tuple(Acceptance(**entry) for entry in data["acceptances"]),
+            tuple(LicenceAcceptance(**entry) for entry in data["acceptances"]),
             tuple(Waiver(**entry) for entry in data["waivers"]),
         )
         for waiver in found.waivers:
@@ -152,13 +152,13 @@ def _holds(release: Release, patterns: list[str], versions: list[str] | None = N
     )
 
 
-def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Acceptance:
+def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> LicenceAcceptance:
     """Note that `by` accepted an agreement, now."""
     known = facts.load("records")["agreements"]
     if agreement not in known:
         raise BadInput(f"there is no agreement '{agreement}'", hint=did_you_mean(agreement, known))
     _require_text("--by", by, 1)
-    made = Acceptance(agreement, by, utc_now())
+    made = LicenceAcceptance(agreement, by, utc_now())
     if not dry_run:
         _add(site, "acceptances", asdict(made))
     return made

@@ -18,7 +18,7 @@ from hpcdl.site import Site
 from hpcdl.stack.dispatch import Event, read_history
 from hpcdl.stack.modules import render_modules
 from hpcdl.stack.plans import ReleasePlan, plan_stack
-from hpcdl.stack.publish import Published, shown_after
+from hpcdl.stack.publish import PublishedState, shown_after
 from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_for
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
@@ -288,12 +288,12 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
     )
 
 
-def _names(shown: Published | None) -> dict[str, str]:
+def _names(shown: PublishedState | None) -> dict[str, str]:
     """Release ids by the full names of the modules that lead to them."""
     return {release.module: release.id for release in shown.releases} if shown else {}
 
 
-def _differ(site: Site, shown: Published) -> bool:
+def _differ(site: Site, shown: PublishedState) -> bool:
     """Whether the modulefiles on disk are not those that a publish would write now."""
     modules = site.paths.prefix / "current" / "modules"
     with suppress(OSError):

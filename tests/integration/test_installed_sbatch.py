@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from hpcdl.slurm.rules import Release
+from hpcdl.slurm.rules import SlurmRelease
 from tests.unit.lint.conftest import CONFIG
 from tests.unit.lint.test_values import takes, verdicts
 
@@ -26,7 +26,7 @@ def test_the_installed_sbatch_says_what_was_written_down(tmp_path):
     config.write_text(CONFIG)
     around = {"PATH": "/usr/bin:/bin", "SLURM_CONF": str(config), "HOME": "/"}
     said = subprocess.run(["sbatch", "--version"], env=around, capture_output=True, check=True)
-    release = Release.parse(said.stdout.decode().split()[-1])
+    release = SlurmRelease.parse(said.stdout.decode().split()[-1])
     wrong = []
     for option, value, _ in verdicts():
         words = ["timeout", "20", "sbatch", f"--{option}={value}"]

@@ -16,7 +16,7 @@ from hpcdl.stack.build import build
 from hpcdl.stack.horovod import build_horovod
 from hpcdl.stack.plans import plan_build
 from hpcdl.stack.publish import verify
-from hpcdl.stack.recipe import Edit
+from hpcdl.stack.recipe import SourceEdit
 from hpcdl.stack.release import read_release
 from hpcdl.stack.seal import check_integrity
 from hpcdl.stack.verify import in_module
@@ -93,7 +93,9 @@ def test_a_failed_compile_shows_its_first_error(stack_site, release, tmp_path, m
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
     planned = plan_build(stack_site)
     guard = "#ifndef HOROVOD_COMMON_H\n"
-    fault = Edit("fault", "horovod/common/common.h", guard, f"{guard}int i = missing;\n", "a test")
+    fault = SourceEdit(
+        "fault", "horovod/common/common.h", guard, f"{guard}int i = missing;\n", "a test"
+    )
     broken = replace(planned.recipe.horovod, edits=(*planned.recipe.horovod.edits, fault))
     with pytest.raises(CommandFailed) as caught:
         build_horovod(

@@ -13,7 +13,7 @@ from hpcdl.cluster import ClusterState, environment
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.script import render_script
 from hpcdl.site import load_site
-from hpcdl.slurm.rules import Release
+from hpcdl.slurm.rules import SlurmRelease
 
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 _ENDED = re.compile(
@@ -59,7 +59,7 @@ class Machine:
 
     @property
     def release(self):
-        return Release.parse(self.state.slurm_version)
+        return SlurmRelease.parse(self.state.slurm_version)
 
     @cached_property
     def env(self):

@@ -12,7 +12,7 @@ import pytest
 from hpcdl.jobs.limits import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.site import load_site
-from hpcdl.slurm.rules import Release, Span, rule
+from hpcdl.slurm.rules import SlurmRelease, Span, rule
 
 # What Slurm has written down about the running step: its CPUs.
 STEP_CPUS = "scontrol show step -o $SLURM_JOB_ID.$SLURM_STEP_ID | grep -o ' CPUs=[0-9]*'"
@@ -251,7 +251,7 @@ CASES = {
         "true",
         "unrecognized option",
         gpus=False,
-        span=Span(None, Release(23, 2, 0)),
+        span=Span(None, SlurmRelease(23, 2, 0)),
     ),
     "an option dropped": Case(
         "option-removed",
@@ -259,7 +259,7 @@ CASES = {
         "true",
         "unrecognized option",
         gpus=False,
-        span=Span(Release(24, 5, 0), None),
+        span=Span(SlurmRelease(24, 5, 0), None),
     ),
     "--export without ALL flows on": Case(
         "export-flows",

@@ -18,7 +18,7 @@ from hpcdl.cluster.model import LOOPBACK, NAMESPACES, Ports, link_name
 from hpcdl.cluster.state import claim, is_ours_or_empty
 from hpcdl.site import load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
-from hpcdl.slurm.rules import Release
+from hpcdl.slurm.rules import SlurmRelease
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.unit.conftest import shipped
 from tests.unit.test_cluster_environment import STATE
@@ -208,7 +208,9 @@ def test_networks_that_are_routed_are_not_taken():
     ],
 )
 def test_options_follow_the_release_that_runs(version, plugins):
-    assert [row["value"] for row in cluster_plan.release_options(Release.parse(version))] == plugins
+    assert [
+        row["value"] for row in cluster_plan.release_options(SlurmRelease.parse(version))
+    ] == plugins
 
 
 def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path):

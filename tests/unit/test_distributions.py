@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.slurm.rules import Release, known_release, known_releases
+from hpcdl.slurm.rules import SlurmRelease, known_release, known_releases
 from hpcdl.stack.horovod import broken_rules
 from hpcdl.stack.recipe import recipe_of
 from tests.small_release import small_site
@@ -27,7 +27,7 @@ def test_its_python_mpi_and_slurm_are_among_those_of_the_facts(row, monkeypatch)
     base = {"horovod": recipe.horovod.version, "tensorflow": recipe.tensorflow, "backend": "wheels"}
     assert broken_rules({**base, "gcc": row["gccs"][0]}, "gcc") == []
     assert broken_rules({**base, "openmpi": row["openmpi"]}, "openmpi") == []
-    known = [Release.parse(one) for one in known_releases()]
+    known = [SlurmRelease.parse(one) for one in known_releases()]
     assert min(known) < known_release(row["slurm"]) < max(known)
 
 

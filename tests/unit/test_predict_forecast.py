@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.predict.forecast import DataAmount, Limits, choose, expand, forecast, memory_bytes
+from hpcdl.predict.forecast import DataAmount, PlanLimits, choose, expand, forecast, memory_bytes
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.network import kept_bytes, network
 from hpcdl.predict.parallel import ModelSplit
@@ -91,8 +91,8 @@ def test_the_cheapest_is_chosen_of_those_in_time(k80):
     free = ask(k80)
     one, two = free.points[0], free.points[1]
     deadline = (one.seconds + two.seconds) / 2 / 3600
-    assert choose(free.points, Limits(0.1, deadline)).cheapest == two
-    assert choose(free.points, Limits(0.1, 1e-9)).cheapest is None
+    assert choose(free.points, PlanLimits(0.1, deadline)).cheapest == two
+    assert choose(free.points, PlanLimits(0.1, 1e-9)).cheapest is None
 
 
 def test_nothing_is_chosen_that_does_not_fit_or_cannot_be_asked_for(modern):

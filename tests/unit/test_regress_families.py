@@ -29,7 +29,7 @@ from hpcdl.regress.training import (
     resume_faults,
     resumed_program,
 )
-from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.site import load_site
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput
@@ -105,7 +105,7 @@ def test_a_rank_out_of_place_is_named(found, word):
 def test_versions_are_compared_with_the_releases_record():
     ran = Measured({"versions": {"tensorflow": "2.21.0", "horovod": "0.28.1"}})
     text = "the module brings tensorflow 2.21.0, the release says 2.20.0"
-    fault = Fault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
+    fault = JobFault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
     assert version_faults(ran, {"tensorflow": "2.20.0", "horovod": "0.28.1"}) == [fault]
     assert version_faults(Measured({}), {"horovod": "0.28.1"})
 

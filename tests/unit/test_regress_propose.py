@@ -23,7 +23,7 @@ from hpcdl.regress.references import (
 from hpcdl.regress.run_directory import RunDirectory, runs_directory
 from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import MetricVerdict, Verdict
-from hpcdl.results.faults import Fault, FaultKind, Status
+from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import CheckFailed
 from tests.unit.conftest import shipped
@@ -113,7 +113,7 @@ def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site):
         {"partition": "cpu"},
         {"machine": "another"},
         {"driver": "580.1"},
-        {"status": "INSUFFICIENT-DATA", "faults": [Fault(FaultKind.FEW_STEPS, "3").as_data()]},
+        {"status": "INSUFFICIENT-DATA", "faults": [JobFault(FaultKind.FEW_STEPS, "3").as_data()]},
     ],
 )
 def test_other_nights_do_not_count(site, change):

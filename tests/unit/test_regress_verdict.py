@@ -13,7 +13,7 @@ from hpcdl.regress.job_state import Watchdog, fault_of
 from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes
 from hpcdl.regress.remeasure import joined, key_of, suspicious
 from hpcdl.regress.verdict import MetricVerdict, Verdict, judge, judge_tries, waive
-from hpcdl.results.faults import Fault, FaultKind, Status
+from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.slurm.parse import JobRecord
 
@@ -107,13 +107,13 @@ def test_every_ending_has_its_word(given, status):
 def test_a_checks_own_fault_is_a_failure_whatever_its_words(words):
     verdict = judge(case(evidence={"faults": [words]}))
     assert (verdict.status, verdict.reason) == (Status.FAIL, words)
-    assert verdict.faults == (Fault(FaultKind.CHECK, words),)
+    assert verdict.faults == (JobFault(FaultKind.CHECK, words),)
     assert [one.ok for one in waive([verdict], ["throughput", "throughput/mlp"])] == [False]
 
 
 def test_a_fault_keeps_its_numbers():
     (kept,) = judge(case(evidence={"faults": [fault("ranks", wanted=4, got=1.0)]})).faults
-    assert kept == Fault(FaultKind.RANKS, "words", wanted=4, got=1.0)
+    assert kept == JobFault(FaultKind.RANKS, "words", wanted=4, got=1.0)
     assert judge(case(50.0)).faults[0].as_data() == {
         "kind": "bound",
         "metric": "images_per_second",

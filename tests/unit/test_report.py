@@ -12,7 +12,7 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.regress.answer import Rulings
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Point, Result, history_path, open_history
+from hpcdl.regress.history import FigurePoint, Result, history_path, open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.report import directory_of, figures, night_page, read_files
 from hpcdl.regress.report.figures import MOST, layout_of, nodes_of, scaling, view, views
@@ -39,7 +39,7 @@ def point(night, value=1000.0, **changes):
         "status": "PASS",
         **changes,
     }
-    return Point(time, value, values.pop("status"), **values)
+    return FigurePoint(time, value, values.pop("status"), **values)
 
 
 def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bounds_change():

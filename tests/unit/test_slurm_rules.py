@@ -7,7 +7,7 @@ import pytest
 from hpcdl.facts import PROOFS, load, path
 from hpcdl.slurm.rules import (
     SEVERITIES,
-    Release,
+    SlurmRelease,
     all_rules,
     known_releases,
     mpi_plugins,
@@ -30,18 +30,20 @@ from hpcdl.system.errors import BadInput
     ],
 )
 def test_a_release_is_read_as_people_and_sinfo_write_it(text, shown):
-    assert str(Release.parse(text)) == shown
+    assert str(SlurmRelease.parse(text)) == shown
 
 
 @pytest.mark.parametrize("text", ["", "22", "22.5", "v22.05", "two", "\uff12\uff12.05", "22.05\0"])
 def test_what_is_no_release_is_refused_by_name(text):
     with pytest.raises(BadInput, match="is no Slurm release"):
-        Release.parse(text)
+        SlurmRelease.parse(text)
 
 
 def test_point_releases_compare_as_numbers_and_a_series_is_its_newest():
     order = ["20.11.2", "20.11.10", "20.11", "21.08.0", "21.08.5", "21.08", "26.05"]
-    assert sorted(map(Release.parse, reversed(order))) == [Release.parse(text) for text in order]
+    assert sorted(map(SlurmRelease.parse, reversed(order))) == [
+        SlurmRelease.parse(text) for text in order
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,9 @@ def test_point_releases_compare_as_numbers_and_a_series_is_its_newest():
     ],
 )
 def test_a_rule_holds_from_since_up_to_but_without_until(rule_id, holds, holds_not):
-    assert [text for text in holds + holds_not if rule(rule_id).holds(Release.parse(text))] == holds
+    assert [
+        text for text in holds + holds_not if rule(rule_id).holds(SlurmRelease.parse(text))
+    ] == holds
 
 
 def test_every_rule_is_whole_and_has_its_source():
@@ -83,13 +87,15 @@ def test_ids_are_unique_and_edges_lie_within_the_known_releases():
     assert "gpu-flag-pair" in caught.value.hint
     first, *_, last = known_releases()
     edges = [edge for one in all_rules() for edge in one.span if edge]
-    assert all(Release.parse(f"{first}.0") <= edge <= Release.parse(last) for edge in edges)
+    assert all(
+        SlurmRelease.parse(f"{first}.0") <= edge <= SlurmRelease.parse(last) for edge in edges
+    )
 
 
 def test_no_fact_has_two_values_in_one_release():
     for name in {row["name"] for row in load("slurm_rules")["facts"]}:
         rows = [row for row in load("slurm_rules")["facts"] if row["name"] == name]
-        for release in [*map(Release.parse, known_releases()), Release.parse("20.11.2")]:
+        for release in [*map(SlurmRelease.parse, known_releases()), SlurmRelease.parse("20.11.2")]:
             assert sum(span(row).holds(release) for row in rows) <= 1, (name, release)
 
 

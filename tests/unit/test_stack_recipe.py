@@ -12,7 +12,7 @@ from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.site.model import GpuFigures
 from hpcdl.stack.horovod import apply_edit, first_complaint
 from hpcdl.stack.plans import plan_stack
-from hpcdl.stack.recipe import Edit, Interpreter, digest, recipe_of
+from hpcdl.stack.recipe import Interpreter, SourceEdit, digest, recipe_of
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import conditions, known
 from hpcdl.stack.wheelhouse import wheelhouse_folder
@@ -241,13 +241,13 @@ def test_every_cuda_of_wheels_that_a_tensorflow_can_have_has_its_list():
 def test_an_edit_that_does_not_fit_exactly_once_is_an_error(tmp_path, content):
     (tmp_path / "CMakeLists.txt").write_text(content)
     with pytest.raises(MissingPrerequisite, match="no-xla-ops"):
-        apply_edit(tmp_path, Edit("no-xla-ops", "CMakeLists.txt", LINE, "", "why"))
+        apply_edit(tmp_path, SourceEdit("no-xla-ops", "CMakeLists.txt", LINE, "", "why"))
     assert (tmp_path / "CMakeLists.txt").read_text() == content
 
 
 def test_an_edit_changes_its_text_and_nothing_else(tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(f"before\n{LINE}after\n")
-    apply_edit(tmp_path, Edit("x", "CMakeLists.txt", LINE, "other\n", "why"))
+    apply_edit(tmp_path, SourceEdit("x", "CMakeLists.txt", LINE, "other\n", "why"))
     assert (tmp_path / "CMakeLists.txt").read_text() == "before\nother\nafter\n"
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcdl.slurm.rules import Release, Rule, all_rules, as_release, known_releases, rule
+from hpcdl.slurm.rules import SlurmRelease, SlurmRule, all_rules, as_release, known_releases, rule
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ _MOST_LINES = 12
 """So many further lines are named."""
 
 
-class Finding(NamedTuple):
+class LintFinding(NamedTuple):
     """A rule broken at a place; line and column from 1, width in characters.
 
     `detail` says what is special here ("did you mean '--gpus-per-node'?"), or is empty. `also` are
     further lines of which the same is to be said.
     """
 
-    rule: Rule
+    rule: SlurmRule
     line: int
     column: int
     width: int
@@ -57,11 +57,11 @@ def lint(
     text: str,
     *,
     name: str,
-    version: str | Release,
+    version: str | SlurmRelease,
     partition: PartitionLimits | None = None,
     cluster: Cluster | None = None,
     sourced: Sourced | None = None,
-) -> tuple[Finding, ...]:
+) -> tuple[LintFinding, ...]:
     """What is wrong with a batch script on a release of Slurm, in the order of its lines.
 
     What is to be said with the same words of several lines is one finding, at the first. Where they
@@ -89,7 +89,7 @@ def lint(
         line, column = script.place(hits[0].start)
         also = sorted({script.place(hit.start)[0] for hit in hits} - {line})
         width = max(1, hits[0].length)
-        findings.append(Finding(rule(rule_id), line, column, width, detail, tuple(also)))
+        findings.append(LintFinding(rule(rule_id), line, column, width, detail, tuple(also)))
     return tuple(findings)
 
 

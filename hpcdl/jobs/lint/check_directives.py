@@ -11,11 +11,11 @@ from typing import Any
 from hpcdl.facts import load
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Option, read_options
-from hpcdl.jobs.lint.parse import CONTINUED, BatchScript, ScriptLine, directive_words
+from hpcdl.jobs.lint.parse import CONTINUED, BatchScript, SourceLine, directive_words
 from hpcdl.jobs.lint.shell import names
 from hpcdl.slurm.fits import Names, misfits
 from hpcdl.slurm.options import known_options, letters, prefixes
-from hpcdl.slurm.rules import Release, Span, all_rules, mpi_plugins, span
+from hpcdl.slurm.rules import SlurmRelease, Span, all_rules, mpi_plugins, span
 from hpcdl.system.text import nearest, one_of
 
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
@@ -73,7 +73,7 @@ def stray_directives(job: Job) -> Iterator[Hit]:
                 yield Hit("directive-misspelt", line.start, len(line.text))
 
 
-def _said(line: ScriptLine) -> str:
+def _said(line: SourceLine) -> str:
     return line.text[len("#SBATCH") :].split("#")[0].strip()
 
 
@@ -365,7 +365,7 @@ def refused_values(job: Job) -> Iterator[Hit]:
             yield at("option-value", option, f"'{option.text[:60]}' is not {expected}")
 
 
-def expects(option: Option, release: Release) -> str | None:
+def expects(option: Option, release: SlurmRelease) -> str | None:
     """How a value is to be written, where it is written otherwise; None where it is right."""
     value, fact = option.value, option.fact
     if fact is None or option.name in {"help", "usage", "version"}:

@@ -25,7 +25,7 @@ from hpcdl.jobs.lint.options import GpusAsked, Option, Options
 from hpcdl.jobs.lint.parse import Assignment, BatchScript, JobStep, programs_of
 from hpcdl.jobs.lint.shell import ShellCommand, Word
 from hpcdl.slurm.fits import Cluster, PartitionLimits
-from hpcdl.slurm.rules import Release, all_rules
+from hpcdl.slurm.rules import SlurmRelease, all_rules
 
 _WAIVER = re.compile(
     r"(?:^|(?<=\s))#[ \t]*hpcdl-lint:[ \t]*(allow(?:-file)?)(?:[ \t]+([^\s]+))?[ \t]*(.*)"
@@ -63,7 +63,7 @@ class Job:
     def __init__(
         self,
         script: BatchScript,
-        release: Release,
+        release: SlurmRelease,
         partition: PartitionLimits | None,
         cluster: Cluster | None,
     ) -> None:

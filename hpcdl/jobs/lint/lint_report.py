@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
-from hpcdl.jobs.lint import Finding, lint
+from hpcdl.jobs.lint import LintFinding, lint
 from hpcdl.jobs.lint.parse import BatchScript, Sourced
 from hpcdl.jobs.lint.shell import parser
-from hpcdl.slurm.rules import SEVERITIES, Release, Rule, as_release, known_releases, rule
+from hpcdl.slurm.rules import SEVERITIES, SlurmRelease, SlurmRule, as_release, known_releases, rule
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from hpcdl.system.resources import to_install
@@ -35,7 +35,7 @@ _STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "advice": "cyan"
 _LEVELS = {"error": "error", "warning": "warning", "note": "note", "advice": "note"}
 """What SARIF calls them."""
 _SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-Results = Sequence[tuple[str, Sequence[Finding]]]
+Results = Sequence[tuple[str, Sequence[LintFinding]]]
 """Files, with what was found in each."""
 MAX_BYTES = 4 * 1024**2
 """Slurm's own limit, max_script_size in slurm.conf's SchedulerParameters."""
@@ -70,7 +70,7 @@ def run_lint(
         BadInput: the rules do not know `version`, or no script could be read.
     """
     release = _judged_release(version)
-    results: list[tuple[str, tuple[Finding, ...]]] = []
+    results: list[tuple[str, tuple[LintFinding, ...]]] = []
     refused: list[BadInput] = []
     for path, text in scripts(paths):
         if isinstance(text, BadInput):
@@ -102,7 +102,7 @@ def run_lint(
     return ExitCode.NO if errors else ExitCode.USAGE if refused else ExitCode.OK
 
 
-def _judged_release(version: str | None) -> Release:
+def _judged_release(version: str | None) -> SlurmRelease:
     """The release to judge by, the newest known one by default."""
     if parser() is None:
         print(_NO_PARSER.format(to_install("lint")), file=sys.stderr)
@@ -121,7 +121,7 @@ def _note_of_shell(script: BatchScript) -> None:
         print(note, file=sys.stderr)
 
 
-def _of_sbatch(path: Path) -> tuple[Finding, ...]:
+def _of_sbatch(path: Path) -> tuple[LintFinding, ...]:
     """What `sbatch --test-only` refuses a script for; that it does not answer is a note."""
     from hpcdl.slurm.client import refusal
 
@@ -130,10 +130,12 @@ def _of_sbatch(path: Path) -> tuple[Finding, ...]:
     except MissingPrerequisite as fault:
         print(f"note: {path}: sbatch --test-only: {fault.message}", file=sys.stderr)
         return ()
-    return (Finding(rule("sbatch-refuses"), 1, 1, 1, why),) if why else ()
+    return (LintFinding(rule("sbatch-refuses"), 1, 1, 1, why),) if why else ()
 
 
-def _as_text(name: str, text: str, version: str, findings: Sequence[Finding], advice: bool) -> str:
+def _as_text(
+    name: str, text: str, version: str, findings: Sequence[LintFinding], advice: bool
+) -> str:
     """Each finding with its place, line, caret, consequence, fix and source; then their number."""
     lines = [_printable(line) for line in text.split("\n")]
     document = Document(_printable(name), lines, Scalar("", False, Mark(1, 1)))
@@ -141,12 +143,12 @@ def _as_text(name: str, text: str, version: str, findings: Sequence[Finding], ad
     return "\n\n".join([*blocks, _summary(document.name, version, findings, advice)])
 
 
-def _shown(findings: Sequence[Finding], advice: bool) -> list[Finding]:
+def _shown(findings: Sequence[LintFinding], advice: bool) -> list[LintFinding]:
     """The findings that are printed: advice only where it is asked for."""
     return [one for one in findings if advice or one.severity != "advice"]
 
 
-def _block(document: Document, finding: Finding) -> list[str]:
+def _block(document: Document, finding: LintFinding) -> list[str]:
     rule = finding.rule
     severity = paint(f"{rule.severity}:", _STYLES[rule.severity])
     message = f"{severity} {_printable(finding.message)} [{rule.id}]"
@@ -159,7 +161,7 @@ def _block(document: Document, finding: Finding) -> list[str]:
     ]
 
 
-def _summary(name: str, version: str, findings: Sequence[Finding], advice: bool) -> str:
+def _summary(name: str, version: str, findings: Sequence[LintFinding], advice: bool) -> str:
     """`job.sh: 2 errors (Slurm 22.05); 3 pieces of advice: --advice shows them`."""
     counts = Counter(finding.severity for finding in findings)
     parts = [count_of(counts[one], one) for one in ("error", "warning", "note") if counts[one]]
@@ -193,7 +195,7 @@ def _as_data(version: str, results: Results, advice: bool) -> dict[str, Any]:
     }
 
 
-def _row(finding: Finding) -> dict[str, Any]:
+def _row(finding: LintFinding) -> dict[str, Any]:
     rule = finding.rule
     return {
         "rule": rule.id,
@@ -223,7 +225,7 @@ def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
     return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _sarif_rule(rule: Rule) -> dict[str, Any]:
+def _sarif_rule(rule: SlurmRule) -> dict[str, Any]:
     return {
         "id": rule.id,
         "shortDescription": {"text": rule.title},
@@ -233,7 +235,7 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
     }
 
 
-def _sarif_result(name: str, finding: Finding) -> dict[str, Any]:
+def _sarif_result(name: str, finding: LintFinding) -> dict[str, Any]:
     region = {
         "startLine": finding.line,
         "startColumn": finding.column,

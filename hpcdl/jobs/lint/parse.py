@@ -43,7 +43,7 @@ _MAX_WORDS = 200
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
 
 
-class ScriptLine(NamedTuple):
+class SourceLine(NamedTuple):
     """A physical line: its number from 1, the offset of its start, and its text without the end."""
 
     number: int
@@ -57,7 +57,7 @@ class Directive(NamedTuple):
     `broken` says what sbatch would refuse it for, or is empty.
     """
 
-    line: ScriptLine
+    line: SourceLine
     component: int
     options: Options
     broken: str = ""
@@ -136,11 +136,11 @@ class BatchScript:
         """The text of a file that its commands source, once they are read."""
 
     @cached_property
-    def lines(self) -> tuple[ScriptLine, ...]:
+    def lines(self) -> tuple[SourceLine, ...]:
         """Its physical lines."""
         found, start = [], 0
         for number, text in enumerate(self.text.split("\n"), 1):
-            found.append(ScriptLine(number, start, text))
+            found.append(SourceLine(number, start, text))
             start += len(text) + 1
         return tuple(found)
 
@@ -204,7 +204,7 @@ class BatchScript:
         return offset in self._reading.comments
 
     @cached_property
-    def header(self) -> tuple[ScriptLine, ...]:
+    def header(self) -> tuple[SourceLine, ...]:
         """The lines in which sbatch looks for directives: those before the first command."""
         for line in self.lines:
             if line.text.strip() and not line.text.lstrip().startswith("#"):
@@ -264,7 +264,7 @@ class BatchScript:
         return tuple(found)
 
 
-def directive_words(line: ScriptLine, position: int) -> tuple[list[Word], str]:
+def directive_words(line: SourceLine, position: int) -> tuple[list[Word], str]:
     """The words of a directive as sbatch splits them, and what it refuses the line for.
 
     Quotes group, a backslash escapes all but blanks, `#` begins a comment anywhere outside quotes.

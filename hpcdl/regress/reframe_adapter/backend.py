@@ -46,7 +46,7 @@ from hpcdl.regress.reframe_adapter.process import (
 )
 from hpcdl.regress.result import seconds_between
 from hpcdl.regress.run_directory import SUBMITTING
-from hpcdl.results.faults import Fault, FaultKind
+from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.slurm import client, once
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.parse import JobRecord
@@ -93,12 +93,12 @@ class HpcdlJob(_SlurmJob):
         self.id: int | None = None
         self.token = ""
         self.record: JobRecord | None = None
-        self.fault: Fault | None = None
+        self.fault: JobFault | None = None
         self.told = False
         self.faults: list[Any] = []
         self.submitted = self.asked = self.asked_nodes = 0.0
         self.was_on = ""
-        self.cannot_start: Fault | None = None
+        self.cannot_start: JobFault | None = None
         self.since: dict[str, float] = {}
         self.watchdog: Watchdog | None = None
 
@@ -179,7 +179,7 @@ class HpcdlSlurm(SlurmJobScheduler):
         except HpcdlError as fault:
             if _lasts(job, "away", _AWAY_SECONDS):
                 text = f"Slurm away: {fault.message} for {_AWAY_SECONDS:.0f} s"
-                self._give_up(job, Fault(FaultKind.SLURM_AWAY, text))
+                self._give_up(job, JobFault(FaultKind.SLURM_AWAY, text))
             return
         if record is None:
             lost = fault_of(None)
@@ -196,7 +196,7 @@ class HpcdlSlurm(SlurmJobScheduler):
             job.since.pop("dead", None)
         elif _lasts(job, "dead", DEAD_SECONDS):
             text = f"node lost: its nodes are down for {DEAD_SECONDS:.0f} s ({record.reason})"
-            self._give_up(job, Fault(FaultKind.NODE_LOST, text))
+            self._give_up(job, JobFault(FaultKind.NODE_LOST, text))
             return
         job.since.pop("away", None)
         job.since.pop("unknown", None)
@@ -219,7 +219,7 @@ class HpcdlSlurm(SlurmJobScheduler):
         if fault is not None:
             self._give_up(job, fault)
 
-    def _give_up(self, job: HpcdlJob, fault: Fault) -> None:
+    def _give_up(self, job: HpcdlJob, fault: JobFault) -> None:
         """Make the check fail with a fault, which its evidence takes, and leave no job behind."""
         job.fault = fault
         job.faults.append(fault.as_data())
@@ -256,7 +256,7 @@ def _lasts(job: HpcdlJob, what: str, limit: float) -> bool:
     return time.monotonic() - job.since.setdefault(what, time.monotonic()) > limit
 
 
-def _cannot_start(job: HpcdlJob, record: JobRecord) -> Fault | None:
+def _cannot_start(job: HpcdlJob, record: JobRecord) -> JobFault | None:
     """Why a job that must run on named nodes cannot start, as far as it was asked of late."""
     if not job.pin_nodes or record.state != "PENDING":
         return None
@@ -281,7 +281,7 @@ def _which(job: HpcdlJob, record: JobRecord) -> str:
     return job.was_on
 
 
-def _hang(job: HpcdlJob, record: JobRecord) -> Fault | None:
+def _hang(job: HpcdlJob, record: JobRecord) -> JobFault | None:
     if job.watchdog is None:
         job.watchdog = Watchdog(job.plan.silence) if job.plan else Watchdog()
     silence = job.watchdog.silence(_signs(Path(job.workdir)))

@@ -35,7 +35,7 @@ Modules = Mapping[str, Module]
 
 
 @dataclass(frozen=True)
-class Environment:
+class CheckEnvironment:
     """An environment of ReFrame: commands that a script runs first, and why.
 
     It is for these partitions, all where there are none; compilers are of C, C++ and Fortran.
@@ -86,15 +86,15 @@ def render_settings(
 
 def environments(
     site: Site, modules: Modules, partitions: Sequence[str]
-) -> tuple[Environment, ...]:
+) -> tuple[CheckEnvironment, ...]:
     """The environments that the checks name; `tensorflow` once per module that there is."""
     users: dict[Module, list[str]] = {}
     for name in partitions:
         users.setdefault(modules[name], []).append(name)
     return (
-        Environment("hpcdl", "hpcdl's checks bring the whole script of a user's job"),
+        CheckEnvironment("hpcdl", "hpcdl's checks bring the whole script of a user's job"),
         *(
-            Environment(
+            CheckEnvironment(
                 "tensorflow",
                 "the published release, loaded by ReFrame",
                 _prepare(site, module),
@@ -103,8 +103,8 @@ def environments(
             )
             for module, names in users.items()
         ),
-        Environment("gnu", "the machine's own compilers", features=("openmp",)),
-        Environment(
+        CheckEnvironment("gnu", "the machine's own compilers", features=("openmp",)),
+        CheckEnvironment(
             "gnu-mpi",
             "the same, by the wrappers of its MPI",
             features=("mpi", "openmp"),
@@ -114,14 +114,14 @@ def environments(
     )
 
 
-def _cuda(site: Site, partitions: Sequence[str]) -> tuple[Environment, ...]:
+def _cuda(site: Site, partitions: Sequence[str]) -> tuple[CheckEnvironment, ...]:
     home = next((one.cuda_home for one in site.stacks.values() if one.cuda_home), None)
     gpus = [one.label for one in site.by_groups(partitions) if one.gpu]
     if home is None or not gpus:
         return ()
     path = f"export PATH={quote.word(str(home / 'bin'))}:$PATH"
     return (
-        Environment(
+        CheckEnvironment(
             "cuda",
             "the site's CUDA",
             (path,),
@@ -208,7 +208,7 @@ def _template() -> jinja2.Template:
     return environment.get_template("settings.py.j2")
 
 
-def _names_for(environments: Sequence[Environment], partition: str) -> list[str]:
+def _names_for(environments: Sequence[CheckEnvironment], partition: str) -> list[str]:
     names = [one.name for one in environments if partition in (one.partitions or (partition,))]
     return [*dict.fromkeys(names)]
 

@@ -30,7 +30,7 @@ from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, describe
 from hpcdl.regress.changes import Kind
 from hpcdl.regress.drift import Analysis, Change, analyse
 from hpcdl.regress.estimate import nightly
-from hpcdl.regress.history import Point, single_node
+from hpcdl.regress.history import FigurePoint, single_node
 from hpcdl.regress.identity import LOWER, Night, Series, better_of
 from hpcdl.results.faults import Status
 
@@ -107,7 +107,7 @@ def describe_metric(name: str) -> str:
 
 def view(
     series: Series,
-    points: Sequence[Point],
+    points: Sequence[FigurePoint],
     lost: Iterable[str] = (),
     least: float = 0.0,
     watched: int = 1,
@@ -152,7 +152,7 @@ def view(
     return SeriesView(series, values, told)
 
 
-def better_of_points(unit: str, points: Sequence[Point]) -> str:
+def better_of_points(unit: str, points: Sequence[FigurePoint]) -> str:
     """Which values of a series are better, by its newest result; see `better_of`."""
     last = points[-1] if points else None
     return better_of(unit, last.low, last.high, last.better) if last else ""
@@ -191,7 +191,7 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _columns(nights: Sequence[tuple[str, list[Point]]]) -> dict[str, Any]:
+def _columns(nights: Sequence[tuple[str, list[FigurePoint]]]) -> dict[str, Any]:
     """The nights column by column; `low` and `high` only where a night has several runs."""
     each = [sorted(point.value or 0.0 for point in rows) for _, rows in nights]
     several = each if any(len(values) > 1 for values in each) else []
@@ -223,7 +223,7 @@ def _offsets(days: Sequence[str], base: Sequence[str]) -> list[int]:
 
 
 def _steps(
-    nights: Sequence[tuple[str, list[Point]]], what: Callable[[Point], Any]
+    nights: Sequence[tuple[str, list[FigurePoint]]], what: Callable[[FigurePoint], Any]
 ) -> list[list[Any]]:
     """Where a value changes: pairs of the night's index and the value from then on."""
     found: list[list[Any]] = []
@@ -235,7 +235,7 @@ def _steps(
 
 
 def _levels(
-    nights: Sequence[tuple[str, list[Point]]], analysis: Analysis, skipped: int = 0
+    nights: Sequence[tuple[str, list[FigurePoint]]], analysis: Analysis, skipped: int = 0
 ) -> list[list[float | int | None]]:
     """Stretches between lasting changes: first and last night, level, robust deviation.
 
@@ -326,7 +326,7 @@ def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -
 
 
 def nodes_of(
-    partition: str, series: Iterable[Sequence[Point]], slow: Iterable[str] = ()
+    partition: str, series: Iterable[Sequence[FigurePoint]], slow: Iterable[str] = ()
 ) -> Figure | None:
     """The heat map of a partition, None where fewer than two nodes were ever compared.
 
@@ -381,7 +381,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
-def _by_night(points: Sequence[Point]) -> dict[str, dict[str, list[float]]]:
+def _by_night(points: Sequence[FigurePoint]) -> dict[str, dict[str, list[float]]]:
     nights: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         node = single_node(point.nodes)

@@ -19,7 +19,7 @@ from typing import Any
 from hpcdl.regress.answer import Finding, GateAnswer, Rulings, beside
 from hpcdl.regress.formats import Run
 from hpcdl.regress.gate import first_night
-from hpcdl.regress.history import History, Point, single_node
+from hpcdl.regress.history import FigurePoint, History, single_node
 from hpcdl.regress.identity import LOWER, Series, place_of
 from hpcdl.regress.report import figures
 from hpcdl.regress.report.figures import Figure, SeriesView, describe_metric, signed
@@ -123,7 +123,7 @@ def embedded_json(value: object) -> str:
 
 def _views(
     history: History,
-    found: Mapping[Series, list[Point]],
+    found: Mapping[Series, list[FigurePoint]],
     answer: GateAnswer,
     least: float,
     first: Callable[[Series, str], str],
@@ -144,7 +144,7 @@ def _views(
 
 
 def _sections(
-    found: Mapping[Series, list[Point]], shown: Sequence[SeriesView]
+    found: Mapping[Series, list[FigurePoint]], shown: Sequence[SeriesView]
 ) -> list[dict[str, Any]]:
     """Headings with their figures by the identity that links have, `empty` where there is none."""
     maps = []
@@ -189,7 +189,7 @@ def _sections(
     ]
 
 
-def _as_rates(unit: str, points: Sequence[Point]) -> Sequence[Point]:
+def _as_rates(unit: str, points: Sequence[FigurePoint]) -> Sequence[FigurePoint]:
     if figures.better_of_points(unit, [one for one in points if one.value is not None]) != LOWER:
         return points
     return [one._replace(value=1 / one.value if one.value else None) for one in points]

@@ -13,7 +13,7 @@ from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train.data.data_options import build_parser
 from hpcdl.train.data.dataset import FILE, Dataset, PhotoRequest, guard, load_dataset, made_before
 from hpcdl.train.data.inspecting import compared, data_of, index, inspect, shard_files
-from hpcdl.train.data.table import Row, read_table, request_of
+from hpcdl.train.data.table import ImageRow, read_table, request_of
 from hpcdl.train.startup import import_tensorflow, this_place
 
 
@@ -55,7 +55,7 @@ def _make(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
+def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
     """What the records follow from, as JSON values, and the rows of a table of labels."""
     if args.kind == "digits":
         return {"kind": "digits", "seed": args.seed}, []
@@ -82,7 +82,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
 
 
 def _made(
-    folder: Path, kind: str, request: dict[str, Any], rows: list[Row], threads: int
+    folder: Path, kind: str, request: dict[str, Any], rows: list[ImageRow], threads: int
 ) -> Dataset:
     _tensorflow(1)
     if kind == "photos":

@@ -24,7 +24,7 @@ from hpcdl.train.data.dataset import (
     read_dataset,
     write_dataset,
 )
-from hpcdl.train.data.tfrecord import Record, walk
+from hpcdl.train.data.tfrecord import RecordPlace, walk
 
 _FOR_TESTS = ("test", "val")
 """So names of shards begin that are to test or to validate with."""
@@ -38,7 +38,7 @@ class ShardReport:
     name: str
     examples: int
     bytes: int
-    faults: tuple[Record, ...] = ()
+    faults: tuple[RecordPlace, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -47,7 +47,7 @@ class ShardReport:
 
 
 @dataclass(frozen=True)
-class Report:
+class DataReport:
     """A directory of records. `missing` are shards that names or dataset.json promise."""
 
     folder: Path
@@ -117,15 +117,15 @@ def shard_files(folder: Path) -> list[Path]:
     return files
 
 
-def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> Report:
+def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> DataReport:
     """Look at every shard, `threads` at a time; `count` gives a sound file's records, else None."""
     files = shard_files(folder)
     with ThreadPoolExecutor(threads) as pool:
         shards = tuple(pool.map(lambda path: _look(path, count), files))
-    return Report(folder, shards, tuple(missing(files)))
+    return DataReport(folder, shards, tuple(missing(files)))
 
 
-def compared(report: Report, dataset: Dataset) -> Report:
+def compared(report: DataReport, dataset: Dataset) -> DataReport:
     """The report, with what differs from the records that dataset.json promises of every shard."""
     promised = {one.name: one.examples for shards in dataset.splits.values() for one in shards}
 
@@ -134,7 +134,7 @@ def compared(report: Report, dataset: Dataset) -> Report:
         if not shard.sound or shard.examples == wanted:
             return shard
         why = f"the file ends after {shard.examples:,} records, {FILE} promises {wanted:,}"
-        return replace(shard, faults=(Record(shard.bytes, 0, why),))
+        return replace(shard, faults=(RecordPlace(shard.bytes, 0, why),))
 
     missing = {*report.missing, *promised} - {shard.name for shard in report.shards}
     shards = tuple(map(judged, report.shards))
@@ -167,7 +167,7 @@ def data_of(folder: Path) -> Dataset:
     return _records(folder, 1, "counted", {"train": tuple(shards)}, IMAGES)
 
 
-def index(folder: Path, report: Report, classes: int, task: str, offset: int) -> None:
+def index(folder: Path, report: DataReport, classes: int, task: str, offset: int) -> None:
     """Write dataset.json for a sound directory that has none; `validation` shards are `test`."""
     if not report.sound:
         raise BadInput(
@@ -190,7 +190,7 @@ def _records(folder: Path, classes: int, source: str, splits: Splits, *task: Any
 def _look(path: Path, count: Callable[[Path], int | None]) -> ShardReport:
     size = path.stat().st_size
     if not size:
-        return ShardReport(path.name, 0, 0, (Record(0, 0, "the file is empty"),))
+        return ShardReport(path.name, 0, 0, (RecordPlace(0, 0, "the file is empty"),))
     if (quick := count(path)) is not None:
         return ShardReport(path.name, quick, size)
     records = list(walk(path, check_data=True))

@@ -38,7 +38,7 @@ from hpcdl.train.data.dataset import (
     write_dataset,
 )
 from hpcdl.train.data.images import first_line
-from hpcdl.train.data.table import Row, are_several, names_of
+from hpcdl.train.data.table import ImageRow, are_several, names_of
 
 _PART, _LOCK = ".part", ".making.lock"
 _TEST_DIGITS = 357
@@ -229,7 +229,7 @@ def make_digits(folder: Path, request: Mapping[str, Any], threads: int) -> Datas
 
 
 def make_from_folder(
-    folder: Path, rows: Sequence[Row], request: Mapping[str, Any], threads: int
+    folder: Path, rows: Sequence[ImageRow], request: Mapping[str, Any], threads: int
 ) -> Dataset:
     """Records of the images that `rows` name, as medical data often come; of `table.request_of`.
 
@@ -260,7 +260,7 @@ def make_from_folder(
     return make_dataset(dataset, plans, request, threads)
 
 
-def _image_record(row: Row, names: tuple[str, ...], several: bool) -> bytes:
+def _image_record(row: ImageRow, names: tuple[str, ...], several: bool) -> bytes:
     data = _as_jpeg(row)
     label: dict[str, Any] = (
         {"image__labels": [int(name in row.labels) for name in names]}
@@ -272,7 +272,7 @@ def _image_record(row: Row, names: tuple[str, ...], several: bool) -> bytes:
     )
 
 
-def _as_jpeg(row: Row) -> bytes:
+def _as_jpeg(row: ImageRow) -> bytes:
     """The file where it is a JPEG, else its pixels as one."""
     try:
         data = row.path.read_bytes()

@@ -24,7 +24,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Row:
+class ImageRow:
     """One image and its labels; `line` of the CSV."""
 
     path: Path
@@ -33,7 +33,7 @@ class Row:
 
 
 def request_of(
-    images: Path, table: Path, rows: Sequence[Row], *, shards: int, test: float, seed: int
+    images: Path, table: Path, rows: Sequence[ImageRow], *, shards: int, test: float, seed: int
 ) -> dict[str, Any]:
     """What the records follow from, images by sizes and times: the same again need not be made."""
     states = [(row.path.name, row.path.stat()) for row in rows]
@@ -49,7 +49,7 @@ def request_of(
     }
 
 
-def read_table(images: Path, table: Path) -> list[Row]:
+def read_table(images: Path, table: Path) -> list[ImageRow]:
     """The rows of the CSV; BadInput: it cannot be read, or all the rows that are wrong."""
     try:
         with table.open(newline="", encoding="utf-8-sig") as file:
@@ -59,7 +59,7 @@ def read_table(images: Path, table: Path) -> list[Row]:
     except (UnicodeDecodeError, csv.Error) as fault:
         hint = "--labels takes CSV in UTF-8: a row per image, its file's name and its class"
         raise BadInput(f"cannot read {table}: {fault}", hint=hint) from fault
-    rows: dict[Path, Row] = {}
+    rows: dict[Path, ImageRow] = {}
     faults = []
     for number, line in enumerate(lines, 1):
         path = images / line[0].strip() if line else images
@@ -74,7 +74,7 @@ def read_table(images: Path, table: Path) -> list[Row]:
         else:
             parts = (part.strip() for part in line[1].split("|"))
             labels = tuple(part for part in parts if part.lower() not in _NOTHING)
-            rows[path] = Row(path, labels, number)
+            rows[path] = ImageRow(path, labels, number)
     _refuse(table, faults)
     if not rows:
         hint = f"its columns are: file name, label; the images are looked for in {images}"
@@ -99,12 +99,12 @@ def _refuse(table: Path, faults: Sequence[str]) -> None:
         )
 
 
-def names_of(rows: Sequence[Row]) -> tuple[str, ...]:
+def names_of(rows: Sequence[ImageRow]) -> tuple[str, ...]:
     """The classes in the order of their numbers: ChestX-ray14's own, else sorted."""
     found = {label for row in rows for label in row.labels}
     return FINDINGS if found and found <= set(FINDINGS) else tuple(sorted(found))
 
 
-def are_several(rows: Sequence[Row]) -> bool:
+def are_several(rows: Sequence[ImageRow]) -> bool:
     """Whether an image may have several labels, or none."""
     return names_of(rows) == FINDINGS or any(len(row.labels) > 1 for row in rows)

@@ -29,7 +29,7 @@ _WORDS = NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordPlace:
     """One record's place: `offset` of its frame and `length` of its data, in bytes.
 
     `fault` is empty, or says what is wrong with it.
@@ -40,7 +40,7 @@ class Record:
     fault: str = ""
 
 
-def walk(path: Path, *, check_data: bool) -> Iterator[Record]:
+def walk(path: Path, *, check_data: bool) -> Iterator[RecordPlace]:
     """The records of a file in order; after a broken length nothing can be found, and it ends."""
     size = path.stat().st_size
     offset = 0
@@ -48,21 +48,23 @@ def walk(path: Path, *, check_data: bool) -> Iterator[Record]:
         while offset < size:
             head = file.read(12)
             if len(head) < 12:
-                yield Record(offset, 0, f"the file ends inside a header, at {size} bytes")
+                yield RecordPlace(offset, 0, f"the file ends inside a header, at {size} bytes")
                 return
             length, checksum = _HEADER.unpack(head)
             if masked_crc32c(head[:8]) != checksum:
-                yield Record(offset, 0, "its length is damaged; nothing after it can be read")
+                yield RecordPlace(offset, 0, "its length is damaged; nothing after it can be read")
                 return
             end = offset + 16 + length
             if end > size:
                 missing = end - size
-                yield Record(offset, length, f"the file is truncated: {missing} bytes are missing")
+                yield RecordPlace(
+                    offset, length, f"the file is truncated: {missing} bytes are missing"
+                )
                 return
             sound = not check_data or masked_crc32c(file.read(length)) == int.from_bytes(
                 file.read(4), "little"
             )
-            yield Record(offset, length, "" if sound else "its checksum is wrong")
+            yield RecordPlace(offset, length, "" if sound else "its checksum is wrong")
             offset = end
             file.seek(offset)
 

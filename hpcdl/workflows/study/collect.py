@@ -52,7 +52,7 @@ _LARGEST = 100_000_000
 
 
 @dataclass(frozen=True)
-class Measured:
+class CellMeasured:
     """What a cell's jobs did. Times in seconds; `rates` are images/s of each measured step.
 
     `size` is of its data set in bytes, `images` its images; None where data are synthetic.
@@ -161,7 +161,7 @@ class Findings:
     """What a study's jobs gave so far; `cores` and load of the machine that queued them."""
 
     plan: Plan
-    measured: tuple[Measured, ...]
+    measured: tuple[CellMeasured, ...]
     missing: tuple[MissingResult, ...]
     cores: int
     load: float
@@ -185,13 +185,13 @@ def collect(plan: Plan, run_statuses: Sequence[RunStatus]) -> Findings:
     stand = {one.point.id: one for one in run_statuses}
     found = [_look(plan, cell, stand[cell.point.id]) for cell in plan.cells]
     missing = tuple(one for one in found if isinstance(one, MissingResult))
-    measured = _merged([one for one in found if isinstance(one, Measured)])
+    measured = _merged([one for one in found if isinstance(one, CellMeasured)])
     return Findings(plan, measured, missing, *_machine(plan))
 
 
-def _merged(measured: Sequence[Measured]) -> tuple[Measured, ...]:
+def _merged(measured: Sequence[CellMeasured]) -> tuple[CellMeasured, ...]:
     """Cells that ran more than once as one each: all their steps together."""
-    alike: dict[tuple[tuple[str, str], ...], list[Measured]] = {}
+    alike: dict[tuple[tuple[str, str], ...], list[CellMeasured]] = {}
     for one in measured:
         alike.setdefault(tuple(sorted(one.values.items())), []).append(one)
     return tuple(
@@ -230,7 +230,7 @@ def _machine(plan: Plan) -> tuple[int, float]:
         ) from fault
 
 
-def _look(plan: Plan, cell: Cell, standing: RunStatus) -> Measured | MissingResult:
+def _look(plan: Plan, cell: Cell, standing: RunStatus) -> CellMeasured | MissingResult:
     if standing.state == IMPOSSIBLE:
         return MissingResult(cell, standing.state, cell.point.problem)
     if standing.state in ACTIVE:
@@ -265,7 +265,7 @@ def _why(folder: Path, log: Path) -> str:
     return said[-1][:300] if said else "its log is empty"
 
 
-def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
+def _measured(plan: Plan, cell: Cell, folder: Path) -> CellMeasured:
     record = RESULT.read(folder / RESULT.name)
     record.need(*NEEDED, *(f"samples.{name}" for name in _TIMES))
     result, samples = record.values, record.values["samples"]
@@ -287,7 +287,7 @@ def _measured(plan: Plan, cell: Cell, folder: Path) -> Measured:
     epochs = [sum(pure[at : at + each]) for at in starts]
     # The first one pays for compiling, and finds in memory what was just written.
     epochs = epochs[1:] or epochs
-    return Measured(cell, result, folder, rates, parts, size, count, tuple(epochs))
+    return CellMeasured(cell, result, folder, rates, parts, size, count, tuple(epochs))
 
 
 def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
@@ -308,19 +308,19 @@ def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
 # ---- series ----
 
 
-def alone(measured: Sequence[Measured], one: Measured) -> Measured | None:
+def alone(measured: Sequence[CellMeasured], one: CellMeasured) -> CellMeasured | None:
     """The one-rank run of a measurement's series."""
     alike = but(one.values, "gpus", "nodes")
     ones = (other for other in measured if but(other.values, "gpus", "nodes") == alike)
     return next((other for other in ones if other.ranks == 1), None)
 
 
-def by_size(findings: Findings, measured: Sequence[Measured]) -> dict[str, list[Measured]]:
+def by_size(findings: Findings, measured: Sequence[CellMeasured]) -> dict[str, list[CellMeasured]]:
     """Series over the size of their data, each in rising size.
 
     Whether data came from memory does not part a series: it is what is compared. Slowed reads do.
     """
-    found: dict[str, list[Measured]] = {}
+    found: dict[str, list[CellMeasured]] = {}
     for one in measured:
         if one.size and one.epoch_seconds and not throttled(one.cell.run):
             found.setdefault(series_name(findings, one.values), []).append(one)
@@ -346,7 +346,7 @@ class Line:
         return max(self.at(size), self.last_seconds * size / self.last_size)
 
 
-def line_of(findings: Findings, series: Sequence[Measured]) -> Line | None:
+def line_of(findings: Findings, series: Sequence[CellMeasured]) -> Line | None:
     """The line through the sizes below memory, which a knee at its end cannot bend.
 
     None below two sizes, and where epochs do not grow with their data.
@@ -394,7 +394,7 @@ def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:
     return max(1.0, min(float(ranks), cores / min(cpus_per_rank, cores)))
 
 
-def efficiency(findings: Findings, one: Measured) -> float | None:
+def efficiency(findings: Findings, one: CellMeasured) -> float | None:
     """What a measurement keeps of its one-rank run's rate times GPUs, or times shared cores."""
     base = alone(findings.measured, one)
     if base is None:

@@ -22,7 +22,7 @@ from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.results import trained_precision
 from hpcdl.predict.step import IMAGENET, PIPELINES
 from hpcdl.system.errors import BadInput
-from hpcdl.workflows.study.collect import Findings, Measured, alone, but
+from hpcdl.workflows.study.collect import CellMeasured, Findings, alone, but
 from hpcdl.workflows.study.model import SYNTHETIC, Run, Values, matches
 from hpcdl.workflows.study.study_plan import Cell, Plan
 
@@ -80,7 +80,7 @@ def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]
     return tuple(found), tuple(gaps)
 
 
-def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
+def _series(findings: Findings, base: CellMeasured) -> Iterator[Predicted]:
     """All counts of a series: those that ran or should have, and those only to be predicted."""
 
     def alike(values: Values) -> bool:
@@ -94,7 +94,7 @@ def _series(findings: Findings, base: Measured) -> Iterator[Predicted]:
         yield replace(found, from_itself=gpus in known)
 
 
-def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) -> Predicted:
+def _one(findings: Findings, base: CellMeasured, gpus: int, measured: float | None) -> Predicted:
     partition = findings.plan.site.partition(base.cell.point.spec.partition)
     shared = _sharing(findings, base, gpus)
     exchange = _exchange(findings, base, gpus)
@@ -130,7 +130,7 @@ def _one(findings: Findings, base: Measured, gpus: int, measured: float | None) 
     )
 
 
-def _sharing(findings: Findings, base: Measured, gpus: int) -> float:
+def _sharing(findings: Findings, base: CellMeasured, gpus: int) -> float:
     """How much longer a rank computes among `gpus` on shared cores than alone."""
     if not findings.shared:
         return 1.0
@@ -138,7 +138,7 @@ def _sharing(findings: Findings, base: Measured, gpus: int) -> float:
     return max(1.0, gpus * cpus / findings.cores) / max(1.0, cpus / findings.cores)
 
 
-def _exchange(findings: Findings, base: Measured, gpus: int) -> float | None:
+def _exchange(findings: Findings, base: CellMeasured, gpus: int) -> float | None:
     """Bus bandwidth in GB/s between `gpus` ranks on shared cores; None where nothing says it."""
     teachers = _teachers(findings)
     if not teachers or gpus < 2:
@@ -155,7 +155,7 @@ def _exchange(findings: Findings, base: Measured, gpus: int) -> float | None:
     return weights / seconds * 2 * (gpus - 1) / gpus / _GIGA
 
 
-def _teachers(findings: Findings) -> tuple[Measured, ...]:
+def _teachers(findings: Findings) -> tuple[CellMeasured, ...]:
     """The cells of several ranks that say what exchanging gradients costs here."""
     scale = findings.plan.scale
     if scale.exchange_from is None or not scale.execution.shared_cores:
@@ -192,7 +192,7 @@ def _pipeline(cell: Cell) -> str:
     return NEW if cell.data == SYNTHETIC else chosen
 
 
-def _wait(base: Measured, gpus: int, sharing: float) -> float:
+def _wait(base: CellMeasured, gpus: int, sharing: float) -> float:
     """Seconds of a step that each of `gpus` ranks waits, by the series' one rank.
 
     They read from one storage; `sharing` is how much longer a rank computes among them.
@@ -205,7 +205,7 @@ def _wait(base: Measured, gpus: int, sharing: float) -> float:
     return reading * gpus + (whole - reading) * sharing
 
 
-def _waiting(base: Measured) -> float:
+def _waiting(base: CellMeasured) -> float:
     """The part of one rank's step that it waits; none where images are made ahead."""
     if _pipeline(base.cell) == NEW:
         return 0.0

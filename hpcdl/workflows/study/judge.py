@@ -12,9 +12,9 @@ from itertools import combinations
 from statistics import fmean, median
 
 from hpcdl.workflows.study import collect as lines
-from hpcdl.workflows.study.collect import Findings, Measured
+from hpcdl.workflows.study.collect import CellMeasured, Findings
 from hpcdl.workflows.study.forecast import Predicted, median_error
-from hpcdl.workflows.study.model import SYNTHETIC, Rule, matches
+from hpcdl.workflows.study.model import SYNTHETIC, AcceptanceRule, matches
 from hpcdl.workflows.study.study_plan import Cell
 
 _SHOWN = 3
@@ -23,10 +23,10 @@ _EVEN = 0.15
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RuleVerdict:
     """What a rule says: `ok` is None where it cannot be evaluated; `evidence` are the numbers."""
 
-    rule: Rule
+    rule: AcceptanceRule
     ok: bool | None
     evidence: str
 
@@ -35,13 +35,13 @@ class Verdict:
 class Evidence:
     """What a rule may look at: measurements that its `where` chooses, and all the rest."""
 
-    rule: Rule
+    rule: AcceptanceRule
     findings: Findings
     predicted: tuple[Predicted, ...]
-    measured: tuple[Measured, ...]
+    measured: tuple[CellMeasured, ...]
 
     @property
-    def pairs(self) -> Iterator[tuple[Measured, Measured]]:
+    def pairs(self) -> Iterator[tuple[CellMeasured, CellMeasured]]:
         """Measurements that differ in the rule's `over` alone."""
         for one, other in combinations(self.measured, 2):
             if lines.but(one.values, self.rule.over) == lines.but(other.values, self.rule.over):
@@ -51,15 +51,17 @@ class Evidence:
 Answer = tuple[bool | None, str]
 
 
-def judge(findings: Findings, predicted: tuple[Predicted, ...]) -> tuple[Verdict, ...]:
+def judge(findings: Findings, predicted: tuple[Predicted, ...]) -> tuple[RuleVerdict, ...]:
     """Check every rule of the scale."""
     return tuple(_verdict(rule, findings, predicted) for rule in findings.plan.scale.acceptance)
 
 
-def _verdict(rule: Rule, findings: Findings, predicted: tuple[Predicted, ...]) -> Verdict:
+def _verdict(
+    rule: AcceptanceRule, findings: Findings, predicted: tuple[Predicted, ...]
+) -> RuleVerdict:
     measured = tuple(one for one in findings.measured if _chosen(rule, one.cell))
     if rule.rule != "complete" and not measured:
-        return Verdict(rule, None, "nothing was measured")
+        return RuleVerdict(rule, None, "nothing was measured")
     said = tuple(
         one
         for one in predicted
@@ -68,17 +70,17 @@ def _verdict(rule: Rule, findings: Findings, predicted: tuple[Predicted, ...]) -
     ok, text = _RULES[rule.rule](Evidence(rule, findings, said, measured))
     missing = _missing(rule, findings) if ok else []
     if missing:
-        return Verdict(rule, None, f"{text}; not known, for these are missing: {_few(missing)}")
-    return Verdict(rule, ok, text)
+        return RuleVerdict(rule, None, f"{text}; not known, for these are missing: {_few(missing)}")
+    return RuleVerdict(rule, ok, text)
 
 
-def _chosen(rule: Rule, cell: Cell) -> bool:
+def _chosen(rule: AcceptanceRule, cell: Cell) -> bool:
     """Whether a rule looks at a cell; some look at one rank whatever their `gpus` are."""
     counts = (*rule.gpus, 1) if rule.rule in {"efficiency", "model"} else rule.gpus
     return matches(cell.named, rule.where) and (not rule.gpus or cell.gpus in counts)
 
 
-def _missing(rule: Rule, findings: Findings) -> list[str]:
+def _missing(rule: AcceptanceRule, findings: Findings) -> list[str]:
     """The cells that a rule would look at, were they measured; one job of several is enough."""
     known = [one.values for one in findings.measured]
     return [
@@ -91,7 +93,7 @@ def _missing(rule: Rule, findings: Findings) -> list[str]:
     ]
 
 
-def _compared(rule: Rule, cell: Cell, findings: Findings) -> bool:
+def _compared(rule: AcceptanceRule, cell: Cell, findings: Findings) -> bool:
     """Whether a cell could change what a rule says: rules that compare need its like."""
     if rule.rule == "linear":
         return not lines.throttled(cell.run) and cell.data != SYNTHETIC
@@ -140,7 +142,7 @@ def _agree(evidence: Evidence) -> Answer:
     return True, said
 
 
-def _kindred(findings: Findings, one: Measured, other: Measured) -> bool:
+def _kindred(findings: Findings, one: CellMeasured, other: CellMeasured) -> bool:
     """Whether two ran on GPUs of one architecture: P100-PCIe and P100-SXM2, not P100 and V100."""
     if findings.shared:
         return True
@@ -148,7 +150,7 @@ def _kindred(findings: Findings, one: Measured, other: Measured) -> bool:
     return len({place.gpu and place.gpu.compute for place in places}) == 1
 
 
-def _gap(one: Measured, other: Measured) -> tuple[float, float]:
+def _gap(one: CellMeasured, other: CellMeasured) -> tuple[float, float]:
     """By how much the faster is faster in the median and in the worst of rounds that both had."""
     both = {*one.rounds} & {*other.rounds}
     ratios = [one.rounds[n] / other.rounds[n] for n in both] or [one.rate / other.rate]
@@ -156,7 +158,7 @@ def _gap(one: Measured, other: Measured) -> tuple[float, float]:
     return (middle - 1, min(ratios) - 1) if middle >= 1 else (1 / middle - 1, 1 / max(ratios) - 1)
 
 
-def _overlap(one: Measured, other: Measured) -> bool:
+def _overlap(one: CellMeasured, other: CellMeasured) -> bool:
     """Whether the steps of the two lie in part in the same range (5th to 95th percentile)."""
     return one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
 

@@ -291,7 +291,7 @@ def _scale(name: str, values: dict[str, Any]) -> model.Scale:
             model.Run(**{**_frozen(run), "reads": run["reads"] and model.Reads(**run["reads"])})
             for run in values["runs"]
         ),
-        "acceptance": tuple(model.Rule(**_frozen(rule)) for rule in values["acceptance"]),
+        "acceptance": tuple(model.AcceptanceRule(**_frozen(rule)) for rule in values["acceptance"]),
     }
     return model.Scale(name=name, **{**values, **made})
 

@@ -57,7 +57,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Rule:
+class AcceptanceRule:
     """One acceptance rule; judge.py implements the kinds."""
 
     rule: str
@@ -95,7 +95,7 @@ class Scale:
     memory_gigabytes: float | None
     data: Mapping[str, DataSet]
     runs: tuple[Run, ...]
-    acceptance: tuple[Rule, ...]
+    acceptance: tuple[AcceptanceRule, ...]
 
 
 @dataclass(frozen=True)

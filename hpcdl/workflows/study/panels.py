@@ -17,7 +17,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.figures import drawn, legend_below, plain_log
 from hpcdl.system.safe_read import read_regular
 from hpcdl.workflows.study import collect as lines
-from hpcdl.workflows.study.collect import Findings, Measured
+from hpcdl.workflows.study.collect import CellMeasured, Findings
 from hpcdl.workflows.study.forecast import Predicted
 from hpcdl.workflows.study.model import Panel, Published, matches
 
@@ -50,14 +50,14 @@ class Scene:
     panel: Panel
 
     @property
-    def measured(self) -> tuple[Measured, ...]:
+    def measured(self) -> tuple[CellMeasured, ...]:
         """The measurements that the panel's `where` chooses."""
         return tuple(one for one in self.findings.measured if matches(one.values, self.panel.where))
 
     @property
-    def series(self) -> dict[str, list[Measured]]:
+    def series(self) -> dict[str, list[CellMeasured]]:
         """The measurements by line, in rising ranks."""
-        found: dict[str, list[Measured]] = {}
+        found: dict[str, list[CellMeasured]] = {}
         for one in sorted(self.measured, key=lambda one: one.ranks):
             found.setdefault(lines.series_name(self.findings, one.values), []).append(one)
         order = self.findings.measured.index
@@ -97,7 +97,7 @@ def _speedup(axes: Any, scene: Scene) -> None:
 def _efficiency(axes: Any, scene: Scene) -> None:
     """Throughput over one rank's times GPUs, or times the cores that ranks share; in percent."""
 
-    def unit(base: Measured) -> Unit:
+    def unit(base: CellMeasured) -> Unit:
         cpus = int(base.result["layout"]["cpus_per_rank"])
         return lambda ranks: base.rate * lines.ideal_ranks(scene.findings, ranks, cpus) / 100
 
@@ -111,7 +111,7 @@ def _efficiency(axes: Any, scene: Scene) -> None:
 
 
 def _over_ranks(
-    axes: Any, scene: Scene, label: str, unit: Callable[[Measured], Unit], log: int = 0
+    axes: Any, scene: Scene, label: str, unit: Callable[[CellMeasured], Unit], log: int = 0
 ) -> None:
     """Every series over its ranks, in units that may follow from its one-rank run."""
     for number, (name, ones) in enumerate(scene.series.items()):
@@ -127,7 +127,9 @@ def _over_ranks(
     _finish(axes, scene)
 
 
-def _measured_line(axes: Any, name: str, ones: Sequence[Measured], number: int, unit: Unit) -> None:
+def _measured_line(
+    axes: Any, name: str, ones: Sequence[CellMeasured], number: int, unit: Unit
+) -> None:
     y = [one.rate / unit(one.ranks) for one in ones]
     low, high = ([one.spread[at] / unit(one.ranks) for one in ones] for at in (0, 1))
     # Lines side by side would hide each other's bars.
@@ -146,7 +148,7 @@ def _measured_line(axes: Any, name: str, ones: Sequence[Measured], number: int, 
 
 
 def _predicted_line(
-    axes: Any, ones: Sequence[Measured], predicted: Sequence[Predicted], number: int, unit: Unit
+    axes: Any, ones: Sequence[CellMeasured], predicted: Sequence[Predicted], number: int, unit: Unit
 ) -> None:
     """The model's line from the one-rank run; only counts that did not run get a marker."""
     base = next((one for one in ones if one.ranks == 1), None)
@@ -261,8 +263,8 @@ def _shares(axes: Any, scene: Scene) -> None:
 
 
 def _bars(
-    axes: Any, scene: Scene, values: Callable[[Measured], dict[str, float]]
-) -> list[Measured]:
+    axes: Any, scene: Scene, values: Callable[[CellMeasured], dict[str, float]]
+) -> list[CellMeasured]:
     """Bars from top to bottom, cut into their parts; gives whose they are."""
     ones = [one for series in scene.series.values() for one in series]
     names = [_bar_name(scene, one) for one in ones]
@@ -279,7 +281,7 @@ def _bars(
     return ones
 
 
-def _bar_name(scene: Scene, one: Measured) -> str:
+def _bar_name(scene: Scene, one: CellMeasured) -> str:
     ranks = "1 rank" if one.ranks == 1 else f"{one.ranks} ranks"
     slow = " (slow reads)" if lines.throttled(one.cell.run) else ""
     name = lines.series_name(scene.findings, one.values) + slow
@@ -335,7 +337,7 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
     legend_below(axes)
 
 
-def _sized(axes: Any, ones: Sequence[Measured], unit: float, **style: Any) -> None:
+def _sized(axes: Any, ones: Sequence[CellMeasured], unit: float, **style: Any) -> None:
     """Markers with the fastest and the slowest epoch as bars."""
     y = [one.epoch_seconds or 0 for one in ones]
     bars = _apart([min(one.epochs) for one in ones], y, [max(one.epochs) for one in ones])
@@ -382,7 +384,7 @@ def _timeline(axes: Any, scene: Scene) -> None:
     legend_below(axes)
 
 
-def _events(one: Measured) -> dict[int, list[tuple[str, float, float]]]:
+def _events(one: CellMeasured) -> dict[int, list[tuple[str, float, float]]]:
     """(part, start, seconds) of the first steps, by rank, from timeline.json."""
     text = read_regular(one.folder / "timeline.json", _LARGEST_TIMELINE, "timeline")
     found: dict[int, list[tuple[str, float, float]]] = {}

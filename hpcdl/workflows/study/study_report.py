@@ -16,9 +16,9 @@ from hpcdl import __version__
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.inert import inert_text
 from hpcdl.system.resources import templates
-from hpcdl.workflows.study.collect import Findings, Measured, alone, efficiency, shown
+from hpcdl.workflows.study.collect import CellMeasured, Findings, alone, efficiency, shown
 from hpcdl.workflows.study.forecast import Predicted, predict
-from hpcdl.workflows.study.judge import Verdict, judge
+from hpcdl.workflows.study.judge import RuleVerdict, judge
 from hpcdl.workflows.study.model import Table as StudyTable
 from hpcdl.workflows.study.model import Values, matches
 from hpcdl.workflows.study.panels import caption, draw
@@ -37,7 +37,7 @@ class Report:
     findings: Findings
     predicted: tuple[Predicted, ...]
     gaps: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[RuleVerdict, ...]
 
     @property
     def accepted(self) -> bool | None:
@@ -168,7 +168,7 @@ def as_text(report: Report) -> str:
     return "\n".join([*lines, *filter(None, [_busy(report.findings)]), *head, *missing])
 
 
-def _cell_data(findings: Findings, one: Measured) -> dict[str, Any]:
+def _cell_data(findings: Findings, one: CellMeasured) -> dict[str, Any]:
     base = alone(findings.measured, one)
     return {
         "run": one.cell.run.name,
@@ -312,7 +312,7 @@ def _row_of(findings: Findings, values: Values, asked: StudyTable) -> tuple[str,
     )
 
 
-def _value_of(one: Measured, name: str) -> float | None:
+def _value_of(one: CellMeasured, name: str) -> float | None:
     """A measurement's value for a table; None where its job had none."""
     if name == "accuracy":
         return one.metrics.get(name)

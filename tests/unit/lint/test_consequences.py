@@ -15,7 +15,7 @@ import standin_batch
 import standin_steps
 from slurm_model import Fatal, Node, Slurm, allocation
 
-from hpcdl.slurm.rules import Release, known_releases, rule
+from hpcdl.slurm.rules import SlurmRelease, known_releases, rule
 
 STANDINS = Path(__file__).parents[2] / "standins"
 RELEASES = (
@@ -34,7 +34,7 @@ FOUR_RANKS = "--nodes=1 --ntasks-per-node=4 --gpus-per-node=4"
 
 
 def holds(rule_id, version):
-    return rule(rule_id).holds(Release.parse(version))
+    return rule(rule_id).holds(SlurmRelease.parse(version))
 
 
 def job(version, directives, environment=None):
@@ -178,12 +178,12 @@ def test_task_sharing_is_known_to_srun_only_and_since_one_release(version):
 
 
 OPTIONS_BY_RELEASE = [
-    ("--tres-per-task=gres/gpu:1", lambda release: release >= Release(23, 2, 0)),
-    ("--gpu-bind=none", lambda release: release >= Release(21, 8, 1)),
-    ("--gpu-bind=per_task:1", lambda release: release >= Release(21, 8, 0)),
-    ("--power=level", lambda release: release < Release(24, 5, 0)),
-    ("--exact", lambda release: release >= Release(20, 11, 3)),
-    ("--mpi=pmix_v1", lambda release: release < Release(22, 5, 0)),
+    ("--tres-per-task=gres/gpu:1", lambda release: release >= SlurmRelease(23, 2, 0)),
+    ("--gpu-bind=none", lambda release: release >= SlurmRelease(21, 8, 1)),
+    ("--gpu-bind=per_task:1", lambda release: release >= SlurmRelease(21, 8, 0)),
+    ("--power=level", lambda release: release < SlurmRelease(24, 5, 0)),
+    ("--exact", lambda release: release >= SlurmRelease(20, 11, 3)),
+    ("--mpi=pmix_v1", lambda release: release < SlurmRelease(22, 5, 0)),
     ("--mpi=mvapich", lambda _: False),
 ]
 
@@ -192,7 +192,7 @@ OPTIONS_BY_RELEASE = [
 @pytest.mark.parametrize(("option", "known"), OPTIONS_BY_RELEASE, ids=lambda part: str(part)[:20])
 def test_an_option_is_refused_before_its_first_and_after_its_last_release(version, option, known):
     said = refused(version, "--ntasks-per-node=4 --gpus-per-node=4", option)
-    assert bool(said) != known(Release.parse(version)), said
+    assert bool(said) != known(SlurmRelease.parse(version)), said
 
 
 @every_release

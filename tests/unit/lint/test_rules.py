@@ -15,7 +15,7 @@ from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.limits import limits_of
 from hpcdl.jobs.lint import all_checks, check_signals, check_steps, lint, shell
-from hpcdl.slurm.rules import Release, all_rules, known_releases, rule
+from hpcdl.slurm.rules import SlurmRelease, all_rules, known_releases, rule
 from tests.unit.conftest import shipped
 
 RIGHT = sorted((Path(__file__).parent / "fixtures" / "right").glob("*.sh"))
@@ -55,8 +55,11 @@ def expected(text, version):
             marks = line.partition("# <- ")[2]
         for mark in marks.split():
             rule_id, sign, edge = _MARK.match(mark).groups()
-            release, first = Release.parse(version), edge and edge + ".0" * (edge.count(".") == 1)
-            inside = not edge or (release < Release.parse(first)) == (sign == "<")
+            release, first = (
+                SlurmRelease.parse(version),
+                edge and edge + ".0" * (edge.count(".") == 1),
+            )
+            inside = not edge or (release < SlurmRelease.parse(first)) == (sign == "<")
             if inside and rule(rule_id).holds(release):
                 found.add((number, rule_id))
     return found
