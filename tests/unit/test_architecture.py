@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -172,3 +172,13 @@ def test_no_template_compares_versions():
     for path in (ROOT / "templates").rglob("*.j2"):
         for tag in re.findall(r"{%-?\s*(?:if|elif)\s.*?%}", path.read_text()):
             assert not re.search(r"(version|release)[^%]*[<>]", tag), f"{path.name}: {tag}"
+
+
+def test_a_class_name_has_one_meaning_in_the_whole_package():
+    """`Plan`, `Point` and `Finding` once had four each: a reader of a diff could not tell which."""
+    places = defaultdict(list)
+    for name, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(name)
+    assert {name: where for name, where in places.items() if len(where) > 1} == {}
