@@ -202,6 +202,7 @@ def make_fitting(
 ) -> Fitting:
     """Return the model, compiled, with the gradients of all ranks averaged."""
     model = recipe.build()
+    keras_parts.check_layers(model, ranks.size)
     fused = fuse(model) if keras_parts.fuses(options) else 0
     own = is_compiled(model)
     keras_parts.check_settings(options, compiled=own)

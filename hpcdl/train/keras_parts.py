@@ -117,6 +117,26 @@ def class_weight(options: TrainOptions) -> dict[int, float] | None:
         ) from fault
 
 
+# ---- the model ----
+
+
+def check_layers(model: Any, size: int) -> None:
+    """Refuse layers that are to speak with other replicas: Keras knows no ranks but its own.
+
+    Raises:
+        BadInput: a normalisation is synchronised, and there are several ranks.
+    """
+    for layer in model._flatten_layers():
+        kind = type(layer).__name__
+        if size > 1 and (getattr(layer, "synchronized", False) or kind.startswith("Sync")):
+            raise BadInput(
+                f"the layer '{layer.name}' is to normalise over all ranks, and each of {size} "
+                "would normalise its own batch",
+                hint="leave `synchronized` out, or use a larger batch per rank; "
+                "examples/strategies/multiworker.py shows tf.distribute, which synchronises",
+            )
+
+
 # ---- the optimizer ----
 
 

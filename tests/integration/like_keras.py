@@ -171,6 +171,11 @@ def normalized_twice(shape, count):
     return keras.Model(entry, layers.Dense(count)(layers.Add()([left, right])))
 
 
+def synchronized(shape, count):
+    kind = getattr(layers.experimental, "SyncBatchNormalization", None) if not KERAS_3 else None
+    return dense(shape, count, kind() if kind else layers.BatchNormalization(synchronized=True))
+
+
 def pooled(shape, count):
     return keras.Sequential(
         [
@@ -381,6 +386,7 @@ ROWS = {
     "constraint": row("constrained"),
     "batch normalisation": row("normalized"),
     "batch normalisation twice": row("normalized_twice"),
+    "batch normalisation over all ranks": row("synchronized"),
     "batch normalisation of images": row("pooled", "pictures"),
     "batch normalisation of images twice": row("pooled_twice", "pictures"),
     "batch normalisation of single pixels": row("one_pixel", "pictures"),
