@@ -118,7 +118,7 @@ def submit(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> 
 def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, published: bool) -> Module:
     from hpcdl.workflows.modules import modules_of_job
 
-    found = modules_of_job(
+    modules = modules_of_job(
         site,
         (job.partition,),
         job.modules if named is None else named,
@@ -126,7 +126,7 @@ def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, publishe
         container=job.container is not None,
         published=published,
     )
-    return found[job.partition]
+    return modules[job.partition]
 
 
 @_checked
@@ -195,8 +195,8 @@ def _fields_of(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     kinds = {one.name: str(one.type) for one in fields(record)}
     for name in given.keys() - kinds.keys():
-        said = f"{record.__name__} has no field {name!r:.60}"
-        raise BadInput(said, hint=did_you_mean(name, kinds) or ", ".join(kinds))
+        message = f"{record.__name__} has no field {name!r:.60}"
+        raise BadInput(message, hint=did_you_mean(name, kinds) or ", ".join(kinds))
     return {
         name: _of(f"{record.__name__}: {name}", kinds[name], value) for name, value in given.items()
     }

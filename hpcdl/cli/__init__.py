@@ -135,14 +135,14 @@ def _dispatch(argv: list[str]) -> ExitCode | int:
 def _meant(word: str) -> str:
     """What may be meant: a command whose group was left out, else the nearest name."""
     groups = [entry for entry in map(load_group, GROUPS) if isinstance(entry, Group)]
-    found = [
+    commands = [
         f"hpcdl {one.name} {command.name}"
         for one in groups
         for command in one.commands
         if command.name in {word, *told("commands", word)}
         or re.split(r"[^a-z]", word) == [one.name, command.name]
     ]
-    return f"did you mean {one_of(found)}?" if found else did_you_mean(word, GROUPS)
+    return f"did you mean {one_of(commands)}?" if commands else did_you_mean(word, GROUPS)
 
 
 def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:

@@ -228,9 +228,9 @@ def _of_stack(site: Site, args: argparse.Namespace) -> tuple[Path, tuple[str, ..
 
     plan = plan_build(site, args.name)
     if args.environments or not isinstance(plan, SpackPlan) or plan.lock is None:
-        said = f"the stack '{args.name}' is not solved by Spack"
+        message = f"the stack '{args.name}' is not solved by Spack"
         hint = "`hpcdl stack build` solves it first; or name a shipped environment alone"
-        raise BadInput("--name takes a stack's own" if args.environments else said, hint=hint)
+        raise BadInput("--name takes a stack's own" if args.environments else message, hint=hint)
     return plan.work.root, (plan.environment.name,)
 
 

@@ -131,13 +131,13 @@ def _list(args: argparse.Namespace) -> ExitCode:
         write_atomic(settings, found)
         checks = described(settings, args.checks)
     sets = sorted({part.reference_set for part in site.by_groups()})
-    known = [row.check for name in sets for row in load_references(site, name).values()]
+    referenced = [row.check for name in sets for row in load_references(site, name).values()]
     rows = [
         {
             "name": one["display_name"],
             "tags": sorted(one["tags"]),
             "partitions": [where.rpartition(":")[2] for where in one["valid_systems"]],
-            "references": known.count(one["@class"]),
+            "references": referenced.count(one["@class"]),
         }
         for one in checks
     ]
@@ -418,16 +418,16 @@ def _measure(args: argparse.Namespace) -> ExitCode:
 
     require_reframe()
     site = the_site(args)
-    found, request = modules(site, args), _request_of(args)
-    if args.if_missing and covered(site, found, request):
+    chosen, request = modules(site, args), _request_of(args)
+    if args.if_missing and covered(site, chosen, request):
         return _show_references(args)
     if args.dry_run:
         what = ", ".join([*request.names, *(f"tag {tag}" for tag in request.tags)]) or "every check"
         where = ", ".join(part.label for part in site.by_groups(request.partitions))
-        said = f"would run {what} {request.repeat} times on {where}, and write the references"
-        return show(args, {"runs": request.repeat, "files": [], "references": []}, said)
+        text = f"would run {what} {request.repeat} times on {where}, and write the references"
+        return show(args, {"runs": request.repeat, "files": [], "references": []}, text)
     with StatusLine(quiet=args.json) as status:
-        rows, files = measure(site, found, request, _shown(status))
+        rows, files = measure(site, chosen, request, _shown(status))
     data = {"files": files, "references": [*map(asdict, rows)]}
     written = [f"wrote {file}: review it like code" for file in files]
     return show(args, data, "\n".join([references_text(rows), *written]))

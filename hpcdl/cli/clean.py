@@ -46,19 +46,19 @@ def _clean(args: argparse.Namespace) -> ExitCode:
     return show(args, data, _as_text(found, args.dry_run, args.verbose))
 
 
-def _as_text(found: list[Item], dry_run: bool, verbose: bool) -> str:
-    gone = [item for item in found if not item.kept]
+def _as_text(items: list[Item], dry_run: bool, verbose: bool) -> str:
+    gone = [item for item in items if not item.kept]
     rows = [
         [item.kind, f"{item.size / 1e6:.1f} MB", f"{item.age:.0f} days", str(item.path), item.kept]
-        for item in found
+        for item in items
         if not item.kept or verbose
     ]
     total = f"{sum(item.size for item in gone) / 1e6:.1f} MB"
-    kept = len(found) - len(gone)
+    kept = len(items) - len(gone)
     stays = f"; {kept} more stay, for they are needed (-v names them)" if kept else ""
-    said = f"{len(gone)} {'would go' if dry_run else 'went'}, {total}{stays}"
+    summary = f"{len(gone)} {'would go' if dry_run else 'went'}, {total}{stays}"
     header = ("kind", "size", "age", "path", "stays because" if verbose else "")
-    return f"{table(rows, header)}\n{said}" if rows else said
+    return f"{table(rows, header)}\n{summary}" if rows else summary
 
 
 COMMAND = Command(

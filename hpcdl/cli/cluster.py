@@ -59,9 +59,9 @@ def _down(args: argparse.Namespace) -> ExitCode:
 
     directory = directory_of(args.site)
     stopped = not args.dry_run and down(directory, purge=args.purge, say=_say)
-    said = "stopped" if stopped else "nothing was running"
-    said = f"would stop the cluster below {directory}" if args.dry_run else said
-    return show(args, {"schema": 1, "directory": directory, "stopped": stopped}, said)
+    text = "stopped" if stopped else "nothing was running"
+    text = f"would stop the cluster below {directory}" if args.dry_run else text
+    return show(args, {"schema": 1, "directory": directory, "stopped": stopped}, text)
 
 
 def _status(args: argparse.Namespace) -> ExitCode:
@@ -95,10 +95,12 @@ def _node(args: argparse.Namespace) -> ExitCode:
 
     current = _found(args)
     if args.dry_run:
-        said = f"would {args.action} the node {current.node(args.node).name}"
+        outcome = f"would {args.action} the node {current.node(args.node).name}"
     else:
-        said = change(current, args.node, args.action)
-    return show(args, {"schema": 1, "node": args.node, "action": args.action, "done": said}, said)
+        outcome = change(current, args.node, args.action)
+    return show(
+        args, {"schema": 1, "node": args.node, "action": args.action, "done": outcome}, outcome
+    )
 
 
 GROUP = Group(

@@ -34,14 +34,14 @@ def names_of(args: argparse.Namespace) -> Names:
 
     models = facts.load("models")["models"]
     one_of = {str(one.flag): one.schema["enum"] for one in entries(JobSpec) if "enum" in one.schema}
-    found: Names = {"STUDY": shipped(), "--model": models, **one_of}
+    names: Names = {"STUDY": shipped(), "--model": models, **one_of}
     try:
         site = the_site(args)
     except BadInput:  # none is named, or that of HPCDL_SITE cannot be read
         if args.site:
             raise
-        return found
-    return {**found, "--partition": site.partitions, "STACK": site.stacks}
+        return names
+    return {**names, "--partition": site.partitions, "STACK": site.stacks}
 
 
 def whole_parser(names: Names = _NONE) -> argparse.ArgumentParser:
@@ -91,8 +91,8 @@ def fish(parser: argparse.ArgumentParser, *path: str) -> Iterator[str]:
         ]
         value = _fish_value(action)
         if names or value != "-x":
-            said = shlex.quote((action.help or "").replace("%%", "%"))
-            yield f"{at} {' '.join(names)} {value} -d {said}"
+            description = shlex.quote((action.help or "").replace("%%", "%"))
+            yield f"{at} {' '.join(names)} {value} -d {description}"
 
 
 def _fish_value(action: argparse.Action) -> str:

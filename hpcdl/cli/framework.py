@@ -44,7 +44,7 @@ def told(key: str, word: str) -> Any:
     from hpcdl import facts
 
     rows = facts.load("command_hints").get(key, {})
-    return next((said for words, said in rows.items() if word in words.split()), "")
+    return next((hint for words, hint in rows.items() if word in words.split()), "")
 
 
 class Command(NamedTuple):
@@ -126,8 +126,8 @@ class Parser(argparse.ArgumentParser):
         elif short := re.match(r"argument (-\S+): expected .*one argument", message):
             typed = f"write {self._typed(short[1])}; `{self.prog} --help` says what it is"
             hint = told("any", short[1]) or typed
-        elif said := self._first_choice(message):
-            message, hint = said
+        elif choice := self._first_choice(message):
+            message, hint = choice
         elif missing := message.partition("are required: ")[2]:
             typed = " ".join(map(self._typed, missing.split(", ")))
             hint = told("any", missing) or f"write {self.prog} ... {typed}"
@@ -155,7 +155,7 @@ class Parser(argparse.ArgumentParser):
         """The option that may be meant by one that is unknown, as a hint."""
         name, options = word.split("=")[0], list(self._option_string_actions)
         parts = set(name.strip("-").split("-"))
-        close = [one for one in options if one == f"-{name}"]
+        close = [flag for flag in options if flag == f"-{name}"]
         for action in self._get_positional_actions():
             if name == f"--{action.dest}":
                 value = action.metavar or "|".join(action.choices or [action.dest])
@@ -164,13 +164,13 @@ class Parser(argparse.ArgumentParser):
             return hint
         close += filter(None, [nearest(name, options, cutoff=0.8)])
         alike = {told("alike", name), told("alike", name[:2])}
-        close += [one for one in options if one in alike]
+        close += [flag for flag in options if flag in alike]
         here = told("any", name.strip("-"))
         if not close and (here or len(name) == 2):  # no letter is like another
             return str(here)
-        close += [one for one in options if parts < set(one.strip("-").split("-"))]
-        bare = {one.strip("-"): one for one in options}
-        close += [bare[one] for one in filter(None, [nearest(name.strip("-"), bare)])]
+        close += [flag for flag in options if parts < set(flag.strip("-").split("-"))]
+        bare = {flag.strip("-"): flag for flag in options}
+        close += [bare[flag] for flag in filter(None, [nearest(name.strip("-"), bare)])]
         return f"did you mean '{close[0]}'?" if close else ""
 
     def _elsewhere(self, name: str) -> str:
@@ -217,11 +217,11 @@ def _wanted(message: str) -> str:
 
 def build_parser(prog: str, command: Command) -> Parser:
     """The parser of one command, with the options that all commands share."""
-    said, usage = f"example: {command.example}\n\n{command.summary}", f"{prog} [options]"
+    description, usage = f"example: {command.example}\n\n{command.summary}", f"{prog} [options]"
     parser = Parser(
         prog=prog,
         usage=usage if narrow() else None,
-        description=said,
+        description=description,
         formatter_class=_Help,
         allow_abbrev=False,
     )

@@ -74,7 +74,7 @@ def jupyter(args: argparse.Namespace) -> ExitCode:
 
     if args.job is not None:
         site = the_site(args)
-        found = submission.require_this_cluster(submission.find(site, args.job))
+        run = submission.require_this_cluster(submission.find(site, args.job))
     else:
         args.name = args.name or "jupyter"
         site = request.asked_site(args)
@@ -84,10 +84,10 @@ def jupyter(args: argparse.Namespace) -> ExitCode:
         if args.dry_run:
             print(submission.place(site, spec, module)[0].text, end="")
             return ExitCode.OK
-        found = submission.submit(site, spec, module)
-        print(f"job {found.job_id} submitted\n  log    {found.log}", file=sys.stderr)
-    server = _wait(found)
-    _tell(args, found, server)
+        run = submission.submit(site, spec, module)
+        print(f"job {run.job_id} submitted\n  log    {run.log}", file=sys.stderr)
+    server = _wait(run)
+    _tell(args, run, server)
     return ExitCode.OK
 
 

@@ -86,7 +86,7 @@ def _submit(args: argparse.Namespace) -> ExitCode:
         if not args.json:
             print(f"would submit this script from {placed.job_dir}:\n")
             _print_script(script)
-        said: dict[str, object] = {
+        data: dict[str, object] = {
             "directory": placed.job_dir,
             "script": script.text,
             "layout": asdict(script.layout),
@@ -94,12 +94,12 @@ def _submit(args: argparse.Namespace) -> ExitCode:
         }
     else:
         submission = submit(site, spec, module, None if args.json else _tell_submitted)
-        said = queued.submission_data(submission)
-        said["expectation"] = _expected(args, site, spec, submission.folder)
+        data = queued.submission_data(submission)
+        data["expectation"] = _expected(args, site, spec, submission.folder)
         if args.watch:
-            return queued.watch_to_the_end(submission, args, said)
+            return queued.watch_to_the_end(submission, args, data)
     if args.json:
-        print_json(said)
+        print_json(data)
     return ExitCode.OK
 
 
@@ -191,7 +191,7 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
 
 
 def _would_sweep(
-    found: Sequence[RunStatus],
+    statuses: Sequence[RunStatus],
     site: Site,
     folder: Path,
     modules: Mapping[str, Module],
@@ -200,49 +200,49 @@ def _would_sweep(
     """What --dry-run shows: the scripts of what is missing, and what cannot run."""
     from hpcdl.jobs.sweep_run import preview, summary
 
-    arrays = preview(site, folder, found, modules, args.running, args.retry_failed)
+    arrays = preview(site, folder, statuses, modules, args.running, args.retry_failed)
     if args.json:
         scripts = [
             {"points": [point.id for point in group.points], "script": script.text}
             for group, script, *_ in arrays
         ]
-        print_json({"directory": folder, "points": _rows(found), "arrays": scripts})
+        print_json({"directory": folder, "points": _rows(statuses), "arrays": scripts})
     else:
         for group, script, *_ in arrays:
             print(f"# would submit an array of {len(group.points)}:\n{script.text}")
-        print(f"# {folder.name}: {summary(found)}")
-        _name_impossible(found)
-    return ExitCode.PARTLY if any(one.point.problem for one in found) else ExitCode.OK
+        print(f"# {folder.name}: {summary(statuses)}")
+        _name_impossible(statuses)
+    return ExitCode.PARTLY if any(one.point.problem for one in statuses) else ExitCode.OK
 
 
-def _show_sweep(found: Sequence[RunStatus], folder: Path, args: argparse.Namespace) -> ExitCode:
+def _show_sweep(statuses: Sequence[RunStatus], folder: Path, args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.sweep_run import DONE, FAILED, summary
 
     if args.json:
-        print_json({"directory": folder, "points": _rows(found)})
+        print_json({"directory": folder, "points": _rows(statuses)})
     else:
-        print(f"{folder.name}: {summary(found)}\n  manifest {folder / 'sweep.json'}")
-        failed = [one for one in found if one.state == FAILED]
-        for one in failed[:_SHOWN]:
-            said = f"exit code {one.exit_code}, log {one.log}"
-            print(f"  failed: {_values(one)}: {said}", file=sys.stderr)
+        print(f"{folder.name}: {summary(statuses)}\n  manifest {folder / 'sweep.json'}")
+        failed = [run for run in statuses if run.state == FAILED]
+        for run in failed[:_SHOWN]:
+            detail = f"exit code {run.exit_code}, log {run.log}"
+            print(f"  failed: {_values(run)}: {detail}", file=sys.stderr)
         if failed:
             more = f"{len(failed) - _SHOWN} more failed; " if len(failed) > _SHOWN else ""
             print(f"  {more}--retry-failed queues them again", file=sys.stderr)
-        _name_impossible(found)
-        if waiting := [one for one in found if one.waits_for]:
+        _name_impossible(statuses)
+        if waiting := [run for run in statuses if run.waits_for]:
             print(
                 f"  {len(waiting)} not queued yet: Slurm takes no more jobs now "
                 f"({waiting[0].waits_for}). The same command queues them when others have ended.",
                 file=sys.stderr,
             )
-    held_back = any(one.waits_for for one in found)
-    unfinished = args.status and any(one.state != DONE for one in found)
-    impossible = any(one.point.problem for one in found)
+    held_back = any(run.waits_for for run in statuses)
+    unfinished = args.status and any(run.state != DONE for run in statuses)
+    impossible = any(run.point.problem for run in statuses)
     return ExitCode.PARTLY if impossible or unfinished or held_back else ExitCode.OK
 
 
-def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:
+def _rows(statuses: Sequence[RunStatus]) -> list[dict[str, object]]:
     return [
         {
             "id": one.point.id,
@@ -253,7 +253,7 @@ def _rows(found: Sequence[RunStatus]) -> list[dict[str, object]]:
             "exit_code": one.exit_code,
             "log": one.log,
         }
-        for one in found
+        for one in statuses
     ]
 
 

@@ -204,13 +204,13 @@ def _compare(args: argparse.Namespace) -> ExitCode:
     if not names:
         raise BadInput("--compare names no partition", hint="write --compare A,B")
     prices = _prices(args, names)
-    found = [
+    comparisons = [
         _asked(argparse.Namespace(**{**vars(args), "partition": name}), prices) for name in names
     ]
     if args.plot:
-        write_plot(found, args.plot)
-    ok = any(point.fits for one in found for point in one.points)
-    return show(args, compared_data(found), compared_text(found), ok=ok)
+        write_plot(comparisons, args.plot)
+    ok = any(point.fits for comparison in comparisons for point in comparison.points)
+    return show(args, compared_data(comparisons), compared_text(comparisons), ok=ok)
 
 
 def _scale(args: argparse.Namespace) -> ExitCode:

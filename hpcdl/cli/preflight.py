@@ -32,16 +32,16 @@ def _probe_options(parser: argparse.ArgumentParser) -> None:
 def _probe(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.preflight import Probe, as_json_line, probe, with_links
 
-    def leave_stuck(found: Probe) -> None:
+    def leave_stuck(result: Probe) -> None:
         """Print where it hangs and exit at once: NCCL's threads would block a normal exit."""
-        print(as_json_line(found), flush=True)
+        print(as_json_line(result), flush=True)
         os._exit(ExitCode.NO)
 
-    found = probe(args.scratch, args.data)
+    result = probe(args.scratch, args.data)
     if args.transport is not None:
-        found = with_links(found, args.transport, leave_stuck)
-    print(as_json_line(found), flush=True)
-    return ExitCode.NO if found.fault else ExitCode.OK
+        result = with_links(result, args.transport, leave_stuck)
+    print(as_json_line(result), flush=True)
+    return ExitCode.NO if result.fault else ExitCode.OK
 
 
 def _expectations(parser: argparse.ArgumentParser) -> None:
@@ -82,8 +82,8 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
     try:
         probes = read_probes(args.probes.read_text(errors="replace"))
     except OSError as fault:
-        said = f"cannot read {args.probes}: {fault.strerror} (exit code {_BROKEN})"
-        print(f"preflight: {said}", file=sys.stderr)
+        message = f"cannot read {args.probes}: {fault.strerror} (exit code {_BROKEN})"
+        print(f"preflight: {message}", file=sys.stderr)
         return _BROKEN
     expected = _expected(args, any(one.driver is None for one in probes))
     problems = judge(probes, expected)

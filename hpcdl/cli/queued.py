@@ -46,9 +46,9 @@ def watch(args: argparse.Namespace) -> ExitCode:
 
 
 def watch_to_the_end(
-    submission: Submission, args: argparse.Namespace, said: Mapping[str, object]
+    submission: Submission, args: argparse.Namespace, data: Mapping[str, object]
 ) -> ExitCode:
-    """Follow the job; with --json, what was `said` of it and how it ended, as one object."""
+    """Follow the job; with --json, print `data` and how the job ended, as one object."""
     from hpcdl.jobs.watch import as_line, follow, watched
     from hpcdl.system.safe_read import last_text
 
@@ -61,7 +61,7 @@ def watch_to_the_end(
             status.show(text, key=(snapshot.state, snapshot.restarts))
     assert snapshot is not None
     if args.json:
-        print_json({**said, **asdict(snapshot)})
+        print_json({**data, **asdict(snapshot)})
     elif not snapshot.ok:
         end = [f"| {line}\n" for line in last_text(submission.log).splitlines()[-12:]]
         print(*end, f"log: {submission.log}", sep="", file=sys.stderr)
@@ -181,26 +181,26 @@ def report(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     submission = require_this_cluster(_found(site, args.job))
-    snapshot, said = look(submission), asked(submission.folder)
-    partition = site.partitions.get(str(said.get("partition")))
+    snapshot, request = look(submission), asked(submission.folder)
+    partition = site.partitions.get(str(request.get("partition")))
     cpus = partition.cpus if partition else None
     report = summarize(
         snapshot,
         result_of(submission),
-        said,
+        request,
         usage(snapshot.job_id),
         cpus,
         warned=(submission.folder / ".usr2").exists(),
     )
     expected = kept(submission.folder)
-    found = compare(expected, report.images_per_second, report.ranks) if expected else None
-    beside = f"\n  {comparison_line(expected, found)}" if expected and found else ""
+    comparison = compare(expected, report.images_per_second, report.ranks) if expected else None
+    beside = f"\n  {comparison_line(expected, comparison)}" if expected and comparison else ""
     used = report.usage and report.usage._asdict()
     data = {
         **asdict(report),
         "usage": used,
         "expectation": expected and asdict(expected),
-        "comparison": found and found._asdict(),
+        "comparison": comparison and comparison._asdict(),
     }
     return show(args, data, as_text(report) + beside, ok=report.ok)
 
@@ -292,8 +292,8 @@ def cancel(args: argparse.Namespace) -> ExitCode:
     cancelled = [job_id for job_id in ids if job_id in active]
     ended = [job_id for job_id in ids if job_id not in active]
     both = (("cancelled", cancelled), ("had ended:", ended))
-    said = [f"{what} {', '.join(map(str, which))}" for what, which in both if which]
-    return show(args, {"cancelled": cancelled, "ended": ended}, "\n".join(said))
+    lines = [f"{what} {', '.join(map(str, which))}" for what, which in both if which]
+    return show(args, {"cancelled": cancelled, "ended": ended}, "\n".join(lines))
 
 
 def _found(site: Site, which: str) -> Submission:
@@ -308,10 +308,10 @@ def _found(site: Site, which: str) -> Submission:
         if number.isdecimal():
             own_jobs()  # raises: SLURM_CONF says whose jobs are looked for
             if array := _array(site, number):
-                said = f"job {which} is of the array of a sweep or study in {array.folder}"
+                message = f"job {which} is of the array of a sweep or study in {array.folder}"
                 hint = f"`hpcdl job list` has its state, {array.folder}/logs its logs; "
                 hint += f"`hpcdl job cancel {number}` ends all of it"
-                raise BadInput(said, hint=hint) from None
+                raise BadInput(message, hint=hint) from None
         raise
 
 
@@ -327,12 +327,12 @@ def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
     from hpcdl.system.trust import require_own
 
     try:
-        one = _found(site, which)
+        run = _found(site, which)
     except BadInput:
         if not _array(site, which):
             raise
         return (int(which),)
-    require_own(one.folder)  # a stranger's job.json could name any job of this user
-    if not is_indexed(site, one):
-        raise of_another_cluster(one)
-    return one.chain
+    require_own(run.folder)  # a stranger's job.json could name any job of this user
+    if not is_indexed(site, run):
+        raise of_another_cluster(run)
+    return run.chain

@@ -48,8 +48,8 @@ def options(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) ->
 
 def _elsewhere(option: str) -> str:
     behind = option.lstrip("-") in train_options(command_of(()))
-    told = "`hpcdl train` takes it: write it after --" * behind
-    return "; or ".join(filter(None, [as_ours(option), told]))
+    hint = "`hpcdl train` takes it: write it after --" * behind
+    return "; or ".join(filter(None, [as_ours(option), hint]))
 
 
 def asked_site(args: argparse.Namespace) -> Site:
@@ -142,14 +142,14 @@ def _raise(faults: Sequence[HpcdlError]) -> None:
     if len(apart) == 1:
         raise apart[0]
     if apart:
-        said = f"{count_of(len(apart), 'thing')} are wrong with this job"
-        raise BadInput(said, details=[one.in_one_line() for one in apart])
+        message = f"{count_of(len(apart), 'thing')} are wrong with this job"
+        raise BadInput(message, details=[one.in_one_line() for one in apart])
 
 
 def _check_datasets(site: Site, spec: JobSpec) -> None:
     if spec.container and not site.paths.datasets.is_dir():
-        said = f"there is no directory {site.paths.datasets}, which containers of this site see"
-        raise BadInput(said, hint="make it, or correct `datasets` in the site file")
+        message = f"there is no directory {site.paths.datasets}, which containers of this site see"
+        raise BadInput(message, hint="make it, or correct `datasets` in the site file")
 
 
 def _note_directives(spec: JobSpec) -> None:
@@ -168,9 +168,10 @@ def _variable(text: str) -> str:
     name, sign, value = text.partition("=")
     if sign:
         if looks_secret(name):
-            said = f"note: others of this machine may have seen {name} on the command line"
+            message = f"note: others of this machine may have seen {name} on the command line"
             print(
-                f"{said}; `--env {name}` takes it from your environment, or asks", file=sys.stderr
+                f"{message}; `--env {name}` takes it from your environment, or asks",
+                file=sys.stderr,
             )
         if more := re.match(r"[^=,]*,([A-Z_]\w*)=", value):
             print(
@@ -221,14 +222,14 @@ def pair(option: str, text: str, form: str) -> tuple[str, str]:
 
 def module_of(args: argparse.Namespace, site: Site, spec: JobSpec, *, published: bool) -> Module:
     """The module that the job loads; `published`: it must be there now."""
-    found = modules_of(args, site, spec, (spec.partition,), published=published)[spec.partition]
-    if found.names and found.release is None and not spec.modules:
+    module = modules_of(args, site, spec, (spec.partition,), published=published)[spec.partition]
+    if module.names and module.release is None and not spec.modules:
         print(
             f"note: no release is published for '{spec.partition}': the script loads the module "
-            f"{found.names[0]} in whatever version there is",
+            f"{module.names[0]} in whatever version there is",
             file=sys.stderr,
         )
-    return found
+    return module
 
 
 def modules_of(
@@ -242,7 +243,7 @@ def modules_of(
     """The module that the jobs of each of these partitions load: each may have its own stack."""
     from hpcdl.workflows.modules import modules_of_job
 
-    found = modules_of_job(
+    modules = modules_of_job(
         site,
         partitions,
         spec.modules,
@@ -251,5 +252,5 @@ def modules_of(
         published=published,
     )
     if args.standalone:
-        found = {name: module._replace(functions=None) for name, module in found.items()}
-    return found
+        modules = {name: module._replace(functions=None) for name, module in modules.items()}
+    return modules

@@ -105,8 +105,8 @@ def _publish(args: argparse.Namespace) -> ExitCode:
 def _verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("release", nargs="?", help="release id (default: the published one)")
     _gate_arguments(parser)
-    said = "only compare every file with the seal of the build; no job, no gate"
-    parser.add_argument("--integrity", action="store_true", help=said)
+    text = "only compare every file with the seal of the build; no job, no gate"
+    parser.add_argument("--integrity", action="store_true", help=text)
 
 
 def _verify_integrity(args: argparse.Namespace) -> ExitCode:
@@ -247,7 +247,7 @@ def _gc(args: argparse.Namespace) -> ExitCode:
             "--keep must be at least 1: the current release always stays",
             hint="leave it out to keep 3",
         )
-    found = collect(
+    collected = collect(
         site,
         lambda: pinned_by_jobs(site, interactive=not args.interactive_default),
         keep=args.keep,
@@ -255,13 +255,13 @@ def _gc(args: argparse.Namespace) -> ExitCode:
         dry_run=args.dry_run,
     )
     action = "would remove" if args.dry_run else "removed"
-    rows = [[action, name, f"{size / 1e6:.0f} MB"] for name, size in found.removed.items()]
-    rows += [[action, name, "unfinished"] for name in found.unfinished]
-    rows += [[action, name, f"{size / 1e6:.0f} MB"] for name, size in found.packages.items()]
-    rows += [["keeps", name, why] for name, why in found.kept.items()]
+    rows = [[action, name, f"{size / 1e6:.0f} MB"] for name, size in collected.removed.items()]
+    rows += [[action, name, "unfinished"] for name in collected.unfinished]
+    rows += [[action, name, f"{size / 1e6:.0f} MB"] for name, size in collected.packages.items()]
+    rows += [["keeps", name, why] for name, why in collected.kept.items()]
     text = table(rows) if rows else "nothing to remove"
-    text += f"\nnote: {found.note}" if found.note else ""
-    return show(args, {**found.as_data(), "dry_run": args.dry_run}, text)
+    text += f"\nnote: {collected.note}" if collected.note else ""
+    return show(args, {**collected.as_data(), "dry_run": args.dry_run}, text)
 
 
 def _sbom(args: argparse.Namespace) -> ExitCode:
@@ -272,28 +272,32 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     release = find_release(site, args.release)
     inside = components(release)
-    found = findings(site, release, inside)
+    weaknesses = findings(site, release, inside)
     source = osv_file(site)
-    files = [] if args.dry_run else list(write_sboms(release, found))
+    files = [] if args.dry_run else list(write_sboms(release, weaknesses))
     data = {
         "schema": 1,
         "release": release.id,
         "files": files,
         "components": [vars(component) for component in inside],
-        "vulnerabilities": [one.as_data() for one in found],
+        "vulnerabilities": [weakness.as_data() for weakness in weaknesses],
         "osv": dated(source) if source else None,
     }
-    cells = [[one.name, one.version, one.licence or f"unknown ({one.words})"] for one in inside]
+    cells = [
+        [item.name, item.version, item.licence or f"unknown ({item.words})"] for item in inside
+    ]
     lines = [table(cells, ["package", "version", "licence"])]
-    for one in found:
-        lines.append(f"\n{one.id} {', '.join(one.packages)}, {one.state}: {one.what}")
-        lines.append(f"  {one.describe()}")
-    told = (
+    for weakness in weaknesses:
+        lines.append(
+            f"\n{weakness.id} {', '.join(weakness.packages)}, {weakness.state}: {weakness.what}"
+        )
+        lines.append(f"  {weakness.describe()}")
+    databases = (
         f"{source} of {dated(source)}"
         if source
         else (f"no file of OSV: fetch {ARCHIVE} to {site.paths.prefix / 'osv.zip'}")
     )
-    lines.append(f"\nknown vulnerabilities: hpcdl's own list, and {told}")
+    lines.append(f"\nknown vulnerabilities: hpcdl's own list, and {databases}")
     return show(args, data, "\n".join([*lines, *(f"wrote {path}" for path in files)]))
 
 
@@ -306,13 +310,13 @@ def _accept(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.records import accept
 
     accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
-    said = f"{accepted.by} accepted '{accepted.agreement}' at {accepted.at}"
-    return _recorded(args, vars(accepted), said)
+    text = f"{accepted.by} accepted '{accepted.agreement}' at {accepted.at}"
+    return _recorded(args, vars(accepted), text)
 
 
-def _recorded(args: argparse.Namespace, values: dict[str, str], said: str) -> ExitCode:
+def _recorded(args: argparse.Namespace, values: dict[str, str], text: str) -> ExitCode:
     would = "would be recorded" if args.dry_run else "recorded"
-    return show(args, {"schema": 1, "dry_run": args.dry_run, **values}, f"{would}: {said}")
+    return show(args, {"schema": 1, "dry_run": args.dry_run, **values}, f"{would}: {text}")
 
 
 def _waive_arguments(parser: argparse.ArgumentParser) -> None:
@@ -336,8 +340,8 @@ def _waive(args: argparse.Namespace) -> ExitCode:
     waiver = Waiver(args.vulnerability, args.because, args.owner, args.until, **named)
     site = the_site(args)
     waive(site, waiver, known_here=known_names(site), dry_run=args.dry_run)
-    said = f"{waiver.weakness} is waived until {waiver.until} by {waiver.owner}"
-    return _recorded(args, vars(waiver), said)
+    text = f"{waiver.weakness} is waived until {waiver.until} by {waiver.owner}"
+    return _recorded(args, vars(waiver), text)
 
 
 def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
@@ -360,9 +364,9 @@ def _kernel(args: argparse.Namespace) -> ExitCode:
     kernel = plan_kernel(site, release, follow=args.release is None, prefix=prefix)
     if not args.dry_run:
         install_kernel(kernel)
-    said = f"{'would write' if args.dry_run else 'wrote'} {kernel.file}\n"
-    said += f"Jupyter shows it as '{kernel.content['display_name']}'"
-    return show(args, {**kernel.as_data(), "dry_run": args.dry_run}, said)
+    text = f"{'would write' if args.dry_run else 'wrote'} {kernel.file}\n"
+    text += f"Jupyter shows it as '{kernel.content['display_name']}'"
+    return show(args, {**kernel.as_data(), "dry_run": args.dry_run}, text)
 
 
 GROUP = Group(

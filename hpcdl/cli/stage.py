@@ -27,8 +27,8 @@ def _stage(args: argparse.Namespace) -> ExitCode:
 
     target = Path(os.path.expandvars(args.target))
     if unset := re.search(r"\$\{?\w+", str(target)):
-        said = f"{args.target}: {unset[0]} has no value here"
-        raise BadInput(said, hint="export it, or write the directory")
+        message = f"{args.target}: {unset[0]} has no value here"
+        raise BadInput(message, hint="export it, or write the directory")
     if args.dry_run:
         print(f"would {'remove' if args.clean else 'fill'} {target}")
         return ExitCode.OK

@@ -140,8 +140,8 @@ def _take(number: int, step: TourStep, *, asks: bool, runs: bool) -> None:
             if status == ExitCode.STOPPED:
                 raise KeyboardInterrupt
             if status != wanted:
-                said = f"step {number}: its command exited with status {status}, not {wanted}"
-                raise CheckFailed(said, hint=on)
+                message = f"step {number}: its command exited with status {status}, not {wanted}"
+                raise CheckFailed(message, hint=on)
     except (KeyboardInterrupt, EOFError):
         print()
         raise Stopped(f"the tour stopped at step {number}", hint=on) from None

@@ -125,8 +125,10 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
     """
     bad = sorted(one for one in set(str(directory)) if one in _SPECIAL or not one.isprintable())
     if bad:
-        said = f"slurm.conf cannot hold the path {directory}: it has {' '.join(map(repr, bad))}"
-        raise BadInput(said, hint="set HPCDL_CLUSTER_DIR to a plain path, such as ~/hpcdl-cluster")
+        message = f"slurm.conf cannot hold the path {directory}: it has {' '.join(map(repr, bad))}"
+        raise BadInput(
+            message, hint="set HPCDL_CLUSTER_DIR to a plain path, such as ~/hpcdl-cluster"
+        )
     node = max(nodes, key=len)
     longest_path = _MAX_SOCKET - max(len(name.format(node=node)) for name in _SOCKETS) - 1
     if len(str(directory).encode()) > longest_path:

@@ -72,8 +72,8 @@ def _node_of(pid: int, directory: Path) -> str:
 def programs(directory: Path, node: str) -> list[ProcessId]:
     """The processes of a node's jobs, without Slurm's own."""
     processes_of_node = []
-    said = (f"SLURM_CONF={directory}/etc/slurm.conf", f"SLURMD_NODENAME={node}")
-    marks = set(map(os.fsencode, said))
+    variables = (f"SLURM_CONF={directory}/etc/slurm.conf", f"SLURMD_NODENAME={node}")
+    marks = set(map(os.fsencode, variables))
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):
             own = marks <= set((entry / "environ").read_bytes().split(b"\0"))

@@ -149,9 +149,9 @@ def slurmdbd(state: ClusterState) -> Daemon:
 def register(state: ClusterState) -> None:
     """Make the cluster known to slurmdbd; known already is fine."""
     answer = ask(state, "sacctmgr", "-i", "add", "cluster", state.cluster_name, seconds=30)
-    said = (answer.stdout + answer.stderr) if answer else "no answer within 30 s"
-    if (answer is None or not answer.ok) and "already exists" not in said:
-        raise HpcdlError("slurmdbd did not take the cluster", details=said.splitlines()[-5:])
+    answered = (answer.stdout + answer.stderr) if answer else "no answer within 30 s"
+    if (answer is None or not answer.ok) and "already exists" not in answered:
+        raise HpcdlError("slurmdbd did not take the cluster", details=answered.splitlines()[-5:])
 
 
 def database_socket(state: ClusterState) -> Path:

@@ -127,9 +127,9 @@ def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
         "Slurm": f"Slurm {current.slurm_version}",
         "site": f"the site {current.site}, not {asked.site}",
     }
-    said = [names.get(key, f"{key} {runs.get(key)}") for key in changed]
+    changes = [names.get(key, f"{key} {runs.get(key)}") for key in changed]
     raise CheckFailed(
-        f"the cluster '{current.site}' is up already, with {' and '.join(said)}",
+        f"the cluster '{current.site}' is up already, with {' and '.join(changes)}",
         hint="stop it first: `hpcdl cluster down`, then `hpcdl cluster up` again",
     )
 
@@ -330,9 +330,9 @@ def change(current: ClusterState, name: str, action: str) -> str:
                 f"the cluster '{current.site}' was stopped meanwhile",
                 hint="`hpcdl cluster up` starts it",
             )
-        after, said = _ACTIONS[action](now, now.node(name))
+        after, outcome = _ACTIONS[action](now, now.node(name))
         state.write_state(after)
-    return f"{name} {said}"
+    return f"{name} {outcome}"
 
 
 def _kill(now: ClusterState, node: Node) -> tuple[ClusterState, str]:
@@ -387,8 +387,8 @@ def _set_link(now: ClusterState, node: Node, *, up: bool) -> None:
             )
         if network.set_link(now.bridge, node, up):
             return
-    said = f"{node.name} has no network cable: it is dead"
-    raise HpcdlError(said, hint=f"`hpcdl cluster node up {node.name}` starts it again")
+    message = f"{node.name} has no network cable: it is dead"
+    raise HpcdlError(message, hint=f"`hpcdl cluster node up {node.name}` starts it again")
 
 
 _ACTIONS = {"kill": _kill, "cut": _cut, "slow": _slow, "heal": _heal, "up": _up}

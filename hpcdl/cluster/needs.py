@@ -64,8 +64,8 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
     missing = missing_names(packages)
     if missing:
         count = "a package" if len(missing) == 1 else "packages"
-        said = f"the embedded cluster needs {count}: {', '.join(missing)}"
-        raise MissingPrerequisite(said, hint=f"install with: {apt_line(packages)}")
+        message = f"the embedded cluster needs {count}: {', '.join(missing)}"
+        raise MissingPrerequisite(message, hint=f"install with: {apt_line(packages)}")
 
 
 def check_size(asked: ClusterRequest) -> None:
@@ -82,8 +82,10 @@ def check_size(asked: ClusterRequest) -> None:
     caps = range(max(sizes), 1, -1)
     most = next((cap for cap in caps if sum(min(size, cap) for size in sizes) <= fits), 1)
     more = ", or use --mode loopback" if asked.mode == NAMESPACES and nodes <= _MAX_NODES else ""
-    said = f"the site '{asked.site}' has {nodes} nodes, and {why}"
-    raise MissingPrerequisite(said, hint=f"emulate fewer: --max-nodes-per-partition {most}{more}")
+    message = f"the site '{asked.site}' has {nodes} nodes, and {why}"
+    raise MissingPrerequisite(
+        message, hint=f"emulate fewer: --max-nodes-per-partition {most}{more}"
+    )
 
 
 def _fitting(asked: ClusterRequest) -> int:

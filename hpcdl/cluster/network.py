@@ -137,8 +137,8 @@ def reserved_ports(mode: str, nodes: int) -> Iterator[Ports]:
             if all(_bind(port, bound) for port in Ports(candidate).on_host(mode, nodes)):
                 yield Ports(candidate)
                 return
-    said = f"no range of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}"
-    raise MissingPrerequisite(said, hint="stop other clusters: `hpcdl cluster down`")
+    message = f"no range of {nodes + Ports.FIRST_NODE} TCP ports is free above {_FIRST_PORT}"
+    raise MissingPrerequisite(message, hint="stop other clusters: `hpcdl cluster down`")
 
 
 def _bind(port: int, held: ExitStack) -> bool:

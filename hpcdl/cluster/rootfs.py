@@ -109,12 +109,12 @@ def check(release: str) -> None:
             "this machine's /bin is no link into /usr: no other /usr can replace it"
         )
     if not Path("/etc/hosts").exists():
-        said = "another release of Slurm needs an /etc/hosts, to see its own in its place"
-        raise MissingPrerequisite(said, hint="an empty one is enough: touch /etc/hosts")
+        message = "another release of Slurm needs an /etc/hosts, to see its own in its place"
+        raise MissingPrerequisite(message, hint="an empty one is enough: touch /etc/hosts")
     if find(release) is None:
         if wanted.series not in releases():
-            said = f"no suite of Debian is known to have Slurm {release}"
-            raise BadInput(said, hint=f"known are {', '.join(releases())}")
+            message = f"no suite of Debian is known to have Slurm {release}"
+            raise BadInput(message, hint=f"known are {', '.join(releases())}")
         _check_tools()
 
 
@@ -129,7 +129,7 @@ def get(release: str, say: Say) -> Root:
         return found
     failures = list[str]()
     series, suites = SlurmRelease.parse(release).series, facts.load("slurm_suites")["suites"]
-    for suite in (one for one in suites if one["release"] == series):
+    for suite in (row for row in suites if row["release"] == series):
         try:
             root = _build(suite, say)
         except HpcdlError as fault:
@@ -141,7 +141,7 @@ def get(release: str, say: Say) -> Root:
     raise MissingPrerequisite(
         f"no suite of Debian gives Slurm {release} at present",
         details=failures,
-        hint=f"built are {', '.join(one.version for one in built()) or 'none'}",
+        hint=f"built are {', '.join(built_root.version for built_root in built()) or 'none'}",
     )
 
 
@@ -221,8 +221,8 @@ def program(usr: Path, name: str) -> str:
     for place in ("sbin", "bin"):
         if (usr / place / name).exists():
             return f"/usr/{place}/{name}"
-    said = f"the rootfs {usr.parent} has no '{name}'"
-    raise MissingPrerequisite(said, hint=f"remove it, and it is built again: rm -r {usr.parent}")
+    message = f"the rootfs {usr.parent} has no '{name}'"
+    raise MissingPrerequisite(message, hint=f"remove it, and it is built again: rm -r {usr.parent}")
 
 
 def own_site(directory: Path) -> Path:
@@ -276,8 +276,8 @@ def _check_tools() -> None:
     packages = look(facts.load("packages")["packages"], ["matrix"])
     # Without the keyring debootstrap would check no signature, and what it fetches is run by root.
     if find_program("debootstrap") is None or not KEYRING.exists():
-        said = f"another release of Slurm needs {' and '.join(missing_names(packages))}"
-        raise MissingPrerequisite(said, hint=f"install with: {apt_line(packages)}")
+        message = f"another release of Slurm needs {' and '.join(missing_names(packages))}"
+        raise MissingPrerequisite(message, hint=f"install with: {apt_line(packages)}")
     folder().mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder()).free // 2**20
     if free < _NEED_MB:
@@ -289,15 +289,15 @@ def _check_tools() -> None:
 
 def own_mirror() -> str:
     """The mirror of Debian that the machine's apt uses, else the facts' one."""
-    said = _apt("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
-    own = (uri.rstrip("/") for uri in said.split() if uri.startswith("http"))
+    output = _apt("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
+    own = (uri.rstrip("/") for uri in output.split() if uri.startswith("http"))
     default = str(facts.load("slurm_suites")["mirror"])
     return next((uri for uri in own if uri.endswith("/debian")), default)
 
 
 def _proxy() -> dict[str, str]:
-    said = _apt("apt-config", "shell", "proxy", "Acquire::http::Proxy")
-    value = said.strip().removeprefix("proxy=").strip("'\"")
+    output = _apt("apt-config", "shell", "proxy", "Acquire::http::Proxy")
+    value = output.strip().removeprefix("proxy=").strip("'\"")
     own = value.startswith("http") and "http_proxy" not in os.environ
     return {"http_proxy": value} if own else {}
 

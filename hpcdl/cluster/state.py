@@ -152,14 +152,14 @@ def _from_a_node(current: ClusterState) -> bool:
 
 def all_states() -> list[ClusterState]:
     """The clusters below home(), of whatever host; damaged ones are left out."""
-    found = []
+    states = []
     for path in sorted((home() / "cluster").glob(f"*/{_FILE}")):
         try:
             state = recorded(path.parent)
         except HpcdlError:
             continue
-        found += [state] if state else []
-    return found
+        states += [state] if state else []
+    return states
 
 
 def forget(directory: Path) -> None:

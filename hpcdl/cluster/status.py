@@ -82,13 +82,13 @@ def mpi_plugin(wanted: str, directory: Path, root: Path | None = None) -> str:
     stub = directory / "etc/slurm.conf"
     write_atomic(stub, "ClusterName=probe\nSlurmctldHost=localhost\n")
     if root is not None:
-        said = rootfs.ask(root, "srun", "--mpi=list", configuration=stub)
+        output = rootfs.ask(root, "srun", "--mpi=list", configuration=stub)
     else:
         base, env = {"PATH": os.environ.get("PATH", os.defpath)}, {"SLURM_CONF": str(stub)}
         listing = [program("srun"), "--mpi=list"]
         answer = run(listing, base_env=base, env=env, check=False, timeout=_SECONDS)
-        said = answer.stdout + answer.stderr
-    return wanted if wanted in mpi_plugins(said) else "none"
+        output = answer.stdout + answer.stderr
+    return wanted if wanted in mpi_plugins(output) else "none"
 
 
 def takes_jobs(shown: str) -> bool:

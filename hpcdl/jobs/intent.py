@@ -57,16 +57,16 @@ def locate(submissions: Mapping[str, Sequence[Path]], since: float | None = None
 
 
 def _located(submissions: Mapping[str, Sequence[Path]]) -> dict[str, int]:
-    found: dict[str, int] = {}
+    job_ids: dict[str, int] = {}
     queued = once.by_token(submissions)
     queued |= once.accounted(submissions.keys() - queued)
     for token, folders in submissions.items():
         ids = queued.get(token, ())
         began = next((job for folder in folders if (job := _started(folder, token))), None)
         if began or ids:
-            found[token] = began or ids[0]
-            client.cancel([job for job in ids if job != found[token]])
-    return found
+            job_ids[token] = began or ids[0]
+            client.cancel([job for job in ids if job != job_ids[token]])
+    return job_ids
 
 
 def links(folder: Path) -> Iterator[tuple[Path, Path]]:

@@ -145,8 +145,8 @@ def _judged(shell: Shell, code: int) -> int:
     try:
         job = int((shell.folder / _STARTED).read_text())
     except (OSError, ValueError):
-        said = "Slurm gave no allocation; its message is above"
-        raise MissingPrerequisite(said, hint="`hpcdl site gpus` shows what is free") from None
+        message = "Slurm gave no allocation; its message is above"
+        raise MissingPrerequisite(message, hint="`hpcdl site gpus` shows what is free") from None
     if code and (state := _end_of(job)) in _ENDED_BY_SLURM:
         raise Stopped(
             f"job {job} ended while the shell was open: {state}",

@@ -251,14 +251,14 @@ def _mounts(site: Site, spec: JobSpec) -> list[str]:
     is linked to where it came from.
     """
     own: list[Path | str | None] = [spec.job_dir, spec.data, spec.chdir, spec.python_path]
-    found: list[Path] = []
+    mounted: list[Path] = []
     named = [Path(one) for one in own if one]
     for path in (site.paths.work, site.paths.datasets, *spec.files, *named):
-        if not any(path.is_relative_to(seen) for seen in found):
-            found.append(path)
+        if not any(path.is_relative_to(seen) for seen in mounted):
+            mounted.append(path)
     scratch = site.partition(spec.partition).scratch
-    seen = not scratch or any(Path(scratch.path).is_relative_to(path) for path in found)
-    return [*map(str, found), *([quote.Expandable(scratch.path)] if scratch and not seen else [])]
+    seen = not scratch or any(Path(scratch.path).is_relative_to(path) for path in mounted)
+    return [*map(str, mounted), *([quote.Expandable(scratch.path)] if scratch and not seen else [])]
 
 
 def _work_folder(spec: JobSpec) -> str:
@@ -339,8 +339,8 @@ def check_mpi(site: Site) -> None:
     """Raise BadInput for an MPI plug-in that the site's release of Slurm cannot have."""
     plugin = site.slurm.mpi
     if plugin not in _IN_EVERY_RELEASE and plugin not in mpi_plugins(site.slurm.version):
-        said = f"Slurm {site.slurm.version} has no MPI plug-in '{plugin}'"
-        raise BadInput(said, hint=did_you_mean(plugin, mpi_plugins(site.slurm.version)))
+        message = f"Slurm {site.slurm.version} has no MPI plug-in '{plugin}'"
+        raise BadInput(message, hint=did_you_mean(plugin, mpi_plugins(site.slurm.version)))
 
 
 def with_version(site: Site, version: str) -> Site:

@@ -55,22 +55,22 @@ def plan_on(site: Site, spec: JobSpec) -> tuple[Partition, Layout]:
     """
     partition = site.partition(spec.partition)
     groups = groups_for(partition, spec.gpu_model)
-    found: list[tuple[Partition, Layout]] = []
+    layouts: list[tuple[Partition, Layout]] = []
     refused = BadInput("")
     for group in groups:
         try:
-            found.append((group, _lay_out(site, group, spec)))
+            layouts.append((group, _lay_out(site, group, spec)))
         except BadInput as fault:
             refused = fault
     if spec.gpu_model is not None or len(partition.gpu_models) < 2:
-        if not found:
+        if not layouts:
             raise refused
-        return found[0]
-    fitting = [group for group, _ in found]
+        return layouts[0]
+    fitting = [group for group, _ in layouts]
     if {group.gpu and group.gpu.model for group in fitting} != set(partition.gpu_models):
         which = "not every" if fitting else "no"
-        said = f"{which} GPU model of '{partition.name}' can hold this job: {refused.message}"
-        raise BadInput(said, hint=ask_for(fitting or groups))
+        message = f"{which} GPU model of '{partition.name}' can hold this job: {refused.message}"
+        raise BadInput(message, hint=ask_for(fitting or groups))
     layout = _lay_out(site, partition, spec)
     selection(partition, layout.nodes)
     return partition, layout
@@ -103,8 +103,8 @@ def selection(nodes: Partition, count: int) -> tuple[str, ...]:
 def _all_alike(partition: Partition) -> tuple[str, ...]:
     features = [_own_feature(group) for group in partition.gpu_groups]
     if not all(features):
-        said = f"nodes of different GPUs of '{partition.name}' would train together"
-        raise BadInput(said, hint=ask_for(partition.gpu_groups))
+        message = f"nodes of different GPUs of '{partition.name}' would train together"
+        raise BadInput(message, hint=ask_for(partition.gpu_groups))
     return (f"--constraint={quote.directive('[' + '|'.join(filter(None, features)) + ']')}",)
 
 
@@ -133,11 +133,11 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     alone = spec.trusted_network or row.server
     _check_nodes(site, partition, nodes, gpus)
     if alone and not site.slurm.exclusive:
-        said = f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs"
-        raise BadInput(said, hint="use --launcher horovod")
+        message = f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs"
+        raise BadInput(message, hint="use --launcher horovod")
     if row.one_process and nodes > 1:
-        said = f"the launcher '{row.name}' runs one process, not one on each of {nodes} nodes"
-        raise BadInput(said, hint="leave --nodes out, or use another --launcher")
+        message = f"the launcher '{row.name}' runs one process, not one on each of {nodes} nodes"
+        raise BadInput(message, hint="leave --nodes out, or use another --launcher")
     share = 0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there))
     return Layout(
         nodes=nodes,
@@ -182,8 +182,10 @@ def _memory(partition: Partition, spec: JobSpec, cpus: int, gpus: int) -> int:
     total = spec.memory.mb * {"node": 1, "cpu": cpus, "gpu": gpus}[spec.memory.per]
     most = int(partition.memory_gb * 1000)
     if total > most:
-        said = f"{total:,} MB per node is more than the {most:,} MB of a node of '{partition.name}'"
-        raise BadInput(said, hint=f"ask for at most --mem {most}M")
+        message = (
+            f"{total:,} MB per node is more than the {most:,} MB of a node of '{partition.name}'"
+        )
+        raise BadInput(message, hint=f"ask for at most --mem {most}M")
     return total
 
 
@@ -213,8 +215,8 @@ def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[in
         nodes = spec.nodes or max(1, spec.gpus // (spec.gpus_per_node or 1))
         each = spec.gpus_per_node or spec.gpus // nodes
         if nodes * each != spec.gpus:
-            said = f"--gpus {spec.gpus} is not {nodes} nodes x {each} GPUs"
-            raise BadInput(said, hint="give --gpus alone, or --nodes and --gpus-per-node")
+            message = f"--gpus {spec.gpus} is not {nodes} nodes x {each} GPUs"
+            raise BadInput(message, hint="give --gpus alone, or --nodes and --gpus-per-node")
     else:
         each = min(spec.gpus, there)
         nodes = spec.gpus // each
@@ -225,8 +227,8 @@ def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[in
                 hint=_what_fits(site, partition, spec.gpus),
             )
     if each > there:
-        said = f"'{partition.name}' has {there} GPUs per node, not {each}"
-        raise BadInput(said, hint=_what_fits(site, partition, each))
+        message = f"'{partition.name}' has {there} GPUs per node, not {each}"
+        raise BadInput(message, hint=_what_fits(site, partition, each))
     return nodes, each
 
 
@@ -267,8 +269,8 @@ def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
             hint="leave --tasks-per-node out on a GPU partition",
         )
     if tasks > partition.cpus:
-        said = f"'{partition.name}' has {partition.cpus} CPUs per node, not {tasks}"
-        raise BadInput(said, hint="ask for fewer tasks per node, on more nodes")
+        message = f"'{partition.name}' has {partition.cpus} CPUs per node, not {tasks}"
+        raise BadInput(message, hint="ask for fewer tasks per node, on more nodes")
     return tasks
 
 
@@ -303,8 +305,8 @@ def _check_nodes(site: Site, partition: Partition, nodes: int, gpus: int) -> Non
     has = f"'{partition.name}' has {count_of(partition.nodes, 'node')}"
     if gpus:
         there, asked = partition.nodes * partition.gpus_per_node, nodes * gpus
-        said = f"{has} with {there} GPUs in all, not {nodes} with {asked}"
-        raise BadInput(said, hint=_what_fits(site, partition, asked))
+        message = f"{has} with {there} GPUs in all, not {nodes} with {asked}"
+        raise BadInput(message, hint=_what_fits(site, partition, asked))
     others = [p.name for p in site.partitions.values() if p.nodes >= nodes and not p.gpu]
     more = f"; with {nodes} nodes: {', '.join(others)}" if others else ""
     hint = f"ask for at most --nodes {partition.nodes}{more}"

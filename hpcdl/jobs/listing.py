@@ -66,31 +66,31 @@ class Listed:
 def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     """The newest `most` runs of this user; a chain of jobs is one run, and so is an array."""
     unsettled = settle(site)
-    found = tuple(islice(_submissions(site), most))
+    newest_runs = tuple(islice(_submissions(site), most))
     queued = tuple(arrays(site, most))
-    known = client.queue()  # also for none: whose jobs are listed, Slurm's answer says
-    chained = sorted({job for one, _ in found for job in one.chain})
-    records = client.with_accounting({record.id: record for record in known}, chained)
+    slurm_jobs = client.queue()  # also for none: whose jobs are listed, Slurm's answer says
+    chained = sorted({job for run, _ in newest_runs for job in run.chain})
+    records = client.with_accounting({record.id: record for record in slurm_jobs}, chained)
     rows = []
-    for one, submitted in found:
-        now = look(one, records)
+    for run, submitted in newest_runs:
+        now = look(run, records)
         rows.append(
             _listed(
                 now.job_id,
                 now.state,
                 now.description,
                 submitted,
-                one.folder,
-                asked(one.folder),
+                run.folder,
+                asked(run.folder),
                 now.cancelled_by,
             )
         )
     tasks: dict[int | None, list[JobRecord]] = {}
-    for record in known:
+    for record in slurm_jobs:
         tasks.setdefault(record.array_job, []).append(record)
-    rows += [_array(one, tasks.get(one.job_id, [])) for one in queued]
+    rows += [_array(array, tasks.get(array.job_id, [])) for array in queued]
     newest = sorted(rows, key=lambda row: row.age_seconds)[:most]
-    return (*(_unsettled(one) for one in unsettled), *newest)
+    return (*(_unsettled(begun) for begun in unsettled), *newest)
 
 
 def arrays(site: Site, most: int | None = None) -> Iterator[Array]:
@@ -120,14 +120,14 @@ def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
         for key, rows in shared.items()
         if rows[0].get("job_id") is None
     }
-    known = locate(lost) if lost else {}
-    said = (manifest.request or {}).get("partition") or ""
+    job_ids = locate(lost) if lost else {}
+    asked_for = (manifest.request or {}).get("partition") or ""
     for key, rows in shared.items():
         submitted = changed
         with suppress(OSError):  # its script's link is as old as its submission
             submitted = (folder / f"{key}.sh").lstat().st_mtime
-        partition = str(rows[0].get("values", {}).get("partition") or said)
-        job_id = rows[0].get("job_id") or known.get(key)
+        partition = str(rows[0].get("values", {}).get("partition") or asked_for)
+        job_id = rows[0].get("job_id") or job_ids.get(key)
         yield Array(job_id, folder, partition, submitted, tuple(rows))
 
 
@@ -142,10 +142,10 @@ def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
     active = set()
     for row in array.rows:
         task = row.get("task") or 0
-        told = single.get(str(task)) or next((r for r in several if r.has_task(task)), None)
-        if told:
-            state = told.state
-            active |= {state} if told.active else set()
+        task_record = single.get(str(task)) or next((r for r in several if r.has_task(task)), None)
+        if task_record:
+            state = task_record.state
+            active |= {state} if task_record.active else set()
         else:
             code = exit_code(Path(row.get("directory") or array.folder) / "exit_code")
             state = "UNKNOWN" if code is None else "FAILED" if code else "COMPLETED"
@@ -161,18 +161,18 @@ def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
         state, description = "UNCONFIRMED", "the same sweep again looks for it"
     folder = array.folder
     study = f"{folder.parent.name}/" if folder.parent.parent.name == "studies" else ""
-    said = {"name": study + folder.name, "partition": array.partition}
-    return _listed(array.job_id, state, description, array.submitted, folder, said)
+    request = {"name": study + folder.name, "partition": array.partition}
+    return _listed(array.job_id, state, description, array.submitted, folder, request)
 
 
-def _unsettled(one: Unsettled) -> Listed:
+def _unsettled(begun: Unsettled) -> Listed:
     state, description = "NOT QUEUED", "Slurm never took it: submit it again"
-    if not one.dead:
-        left = duration(max(0.0, one.since + SETTLED_SECONDS - time.time()))
+    if not begun.dead:
+        left = duration(max(0.0, begun.since + SETTLED_SECONDS - time.time()))
         state = "UNCONFIRMED"
         description = f"Slurm did not tell whether it took it: look again within {left}, or submit "
         description += "it again, which looks"
-    return _listed(None, state, description, one.since, one.folder, one.asked)
+    return _listed(None, state, description, begun.since, begun.folder, begun.asked)
 
 
 def _listed(
@@ -181,10 +181,10 @@ def _listed(
     description: str,
     since: float,
     folder: Path,
-    said: Mapping[str, Any],
+    request: Mapping[str, Any],
     cancelled_by: str = "",
 ) -> Listed:
-    name, partition = (said.get(key) or "" for key in ("name", "partition"))
+    name, partition = (request.get(key) or "" for key in ("name", "partition"))
     age = max(0.0, time.time() - since)
     return Listed(job_id, name, partition, state, description, age, folder, cancelled_by)
 

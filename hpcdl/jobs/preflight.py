@@ -477,5 +477,5 @@ def _library(*names: str) -> ctypes.CDLL:
 def _call(library: ctypes.CDLL, name: str, *arguments: object) -> None:
     code = getattr(library, name)(*arguments)
     if code:
-        said = f"{name} failed with code {code}"
-        raise MissingPrerequisite(said, hint="the job's log has NCCL's messages")
+        message = f"{name} failed with code {code}"
+        raise MissingPrerequisite(message, hint="the job's log has NCCL's messages")

@@ -81,11 +81,11 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     of a sweep is taken to lie there.
     """
     argv = list(spec.program)
-    found: list[Path] = []
+    folders: list[Path] = []
 
     def take(index: int) -> None:
         argv[index] = str(folder / argv[index])
-        found.append(Path(argv[index]).parent)
+        folders.append(Path(argv[index]).parent)
 
     own = argv and _is_there(folder / argv[0]) and not (folder / argv[0]).is_dir()
     if own and ("/" in argv[0] or shutil.which(argv[0]) is None):
@@ -110,7 +110,7 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
         spec,
         program=tuple(argv),
         python_path=folder if here and spec.chdir is None else None,
-        files=tuple(dict.fromkeys(found)),
+        files=tuple(dict.fromkeys(folders)),
         traps=any(b"USR2" in text for _, text in _shell_scripts(argv)),
     )
 
@@ -167,8 +167,8 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
         _check_absolute(Path(argv[at]))
     name = _module(argv) if queued else None
     if name and not module.names and spec.python_path is None and not _has_module(spec, name):
-        said = f"{argv[0]} finds no module '{name}' here"
-        raise BadInput(said, hint="give the directory that holds it: --chdir DIR")
+        message = f"{argv[0]} finds no module '{name}' here"
+        raise BadInput(message, hint="give the directory that holds it: --chdir DIR")
     if spec.chdir is None and spec.job_dir != folder:
         _check_relative(folder, argv)
 
@@ -229,17 +229,17 @@ def _check_runs(folder: Path, name: str) -> None:
             hint="name it by its path; or load the module that has it: --module NAME",
         )
     if path.is_dir() or not os.access(path, os.X_OK):
-        said = f"'{name}' cannot be run"
+        message = f"'{name}' cannot be run"
         runs = "bash" if path.suffix == ".sh" else "python"
-        raise BadInput(said, hint=f"`chmod +x {name}`, or name what runs it: -- {runs} {name}")
+        raise BadInput(message, hint=f"`chmod +x {name}`, or name what runs it: -- {runs} {name}")
 
 
 def _check_absolute(script: Path) -> None:
     if not _is_there(script):
         raise NotHere(f"there is no script {script}", hint="the job's nodes see what you see")
     if script.is_dir() and not _is_there(script / "__main__.py"):
-        said = f"{script} is a directory without a __main__.py"
-        raise BadInput(said, hint="name the script in it")
+        message = f"{script} is a directory without a __main__.py"
+        raise BadInput(message, hint="name the script in it")
 
 
 def unread_directives(spec: JobSpec) -> Path | None:

@@ -24,8 +24,8 @@ _ONE_KIND = (
 @cache
 def answers(key: str) -> dict[str, str]:
     """What to say instead of options, by name: the script's `own`, or `foreign` ones."""
-    said = load("slurm_options")[key].items()
-    return {name: instead for instead, names in said for name in names}
+    rows = load("slurm_options")[key].items()
+    return {name: instead for instead, names in rows for name in names}
 
 
 def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
         BadInput: an option that the script decides itself, that the release does not have, or that
             is given twice, or without the value that it needs.
     """
-    found: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for text in asked:
         name, sign, value = text.removeprefix("--").partition("=")
         if any(one.startswith(f"--{name}=") for one in chosen):
@@ -45,11 +45,11 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
                 f"--sbatch {name}: the script says by it which GPU model the job is for",
                 hint="give the nodes' GPUs a type in Slurm's Gres, so that it need not",
             )
-        if name in found:
+        if name in lines:
             raise BadInput(f"--sbatch {name} is given twice", hint="give one of them")
         _check(version, name, value if sign else None)
-        found[name] = f"--{name}={directive(value)}" if sign else f"--{name}"
-    return tuple(found.values())
+        lines[name] = f"--{name}={directive(value)}" if sign else f"--{name}"
+    return tuple(lines.values())
 
 
 def as_ours(option: str) -> str:
@@ -59,8 +59,8 @@ def as_ours(option: str) -> str:
     known, name = known_options("sbatch"), option.lstrip("-")
     if name not in known and not option.startswith("--") and name[:1] in letters("sbatch"):
         name = letters("sbatch")[name[:1]].name
-    if (said := _own(name) or answers("foreign").get(name, "")) or name not in known:
-        return said
+    if (answer := _own(name) or answers("foreign").get(name, "")) or name not in known:
+        return answer
     return f"write --sbatch {name}" + "=VALUE" * (known[name].argument == "required")
 
 
@@ -77,16 +77,18 @@ def _check(version: str, name: str, value: str | None) -> None:
     if own := _own(name):
         raise BadInput(f"--sbatch {name}: the script decides that itself", hint=own)
     release = as_release(version)
-    known = {key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)}
+    options = {
+        key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)
+    }
     words = name.split()
-    if len(words) == 2 and words[0] in known:
-        said = f"--sbatch '{name}' has a blank for the '='"
-        raise BadInput(said, hint=f"write --sbatch {words[0]}={words[1]}")
-    if name not in known:
-        choices = sorted(known.keys() - answers("own").keys())
-        said = f"sbatch of Slurm {release} has no option {name!r}"
-        raise BadInput(said, hint=did_you_mean(name, choices))
-    needs = known[name].argument
+    if len(words) == 2 and words[0] in options:
+        message = f"--sbatch '{name}' has a blank for the '='"
+        raise BadInput(message, hint=f"write --sbatch {words[0]}={words[1]}")
+    if name not in options:
+        choices = sorted(options.keys() - answers("own").keys())
+        message = f"sbatch of Slurm {release} has no option {name!r}"
+        raise BadInput(message, hint=did_you_mean(name, choices))
+    needs = options[name].argument
     if needs == "required" and not value:
         raise BadInput(f"--sbatch {name} needs a value", hint=f"write --sbatch {name}=VALUE")
     if needs == "none" and value is not None:

@@ -91,18 +91,18 @@ class JobScript:
 
         It is a script itself: reasons of a continued line stand before its first one.
         """
-        found: list[str] = []
+        lines: list[str] = []
         start = 0
         for line in self.lines:
-            if not found or not found[-1].endswith("\\"):
-                start = len(found)
+            if not lines or not lines[-1].endswith("\\"):
+                start = len(lines)
             if line.reason:
                 rule = line.rule(self.slurm_version)
                 indent = line.text[: len(line.text) - len(line.text.lstrip())]
-                found.insert(start, f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else ""))
+                lines.insert(start, f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else ""))
                 start += 1
-            found.append(line.text)
-        return "\n".join(found)
+            lines.append(line.text)
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ def check_request(site: Site, spec: JobSpec) -> tuple[JobSpec, Partition, Layout
     try:
         check_environment(nodes.environment)
     except BadInput as fault:
-        said = f"the environment of '{nodes.name}' in the site file {fault.message}"
-        raise BadInput(said, hint=fault.hint) from fault
+        message = f"the environment of '{nodes.name}' in the site file {fault.message}"
+        raise BadInput(message, hint=fault.hint) from fault
     return spec, nodes, layout
 
 
@@ -257,8 +257,10 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
     if not spec.data:
         raise BadInput("--stage-data needs the data set", hint="give --data DIR as well")
     if partition.scratch is None:
-        said = f"'{partition.name}' has no node-local scratch to stage data to"
-        raise BadInput(said, hint="leave --stage-data out, or describe `scratch` in the site file")
+        message = f"'{partition.name}' has no node-local scratch to stage data to"
+        raise BadInput(
+            message, hint="leave --stage-data out, or describe `scratch` in the site file"
+        )
     return {
         "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
         "workers": min(16, max(2, layout.cpus_per_task)),
@@ -373,15 +375,15 @@ def installed(stack: Path) -> Path | None:
 
 def _function_lines(script: str) -> list[ScriptLine]:
     """The lines written into a script for the functions that it calls, reasons before them."""
-    found = []
+    lines = []
     reason = rules = ""
     for line in called(script).splitlines():
         if match := _REASON.fullmatch(line):
             reason, rules = match.group(1), match.group(2) or ""
         else:
-            found.append(ScriptLine(line, reason, rules))
+            lines.append(ScriptLine(line, reason, rules))
             reason = rules = ""
-    return found
+    return lines
 
 
 def sourced(file: str, script: str) -> str:
@@ -391,17 +393,17 @@ def sourced(file: str, script: str) -> str:
 
 def called(script: str) -> str:
     """What is done at once, behind the functions that a script calls and those that these call."""
-    known, rest = _parts()
-    known = {name: _wanted(text, script) for name, text in known.items()}
+    parts, rest = _parts()
+    parts = {name: _wanted(text, script) for name, text in parts.items()}
     rest = _wanted(rest, script)
     wanted: set[str] = set()
     waiting = [script, rest]
     while waiting:
         text = waiting.pop()
-        found = {name for name in known if re.search(rf"(?<![\w-]){name}\b", text)} - wanted
-        wanted |= found
-        waiting += [known[name] for name in found]
-    return "\n".join([*(text for name, text in known.items() if name in wanted), rest])
+        called_now = {name for name in parts if re.search(rf"(?<![\w-]){name}\b", text)} - wanted
+        wanted |= called_now
+        waiting += [parts[name] for name in called_now]
+    return "\n".join([*(text for name, text in parts.items() if name in wanted), rest])
 
 
 def _wanted(text: str, script: str) -> str:

@@ -121,8 +121,8 @@ def _program(words: Sequence[str]) -> tuple[str, ...]:
     for argument in words:
         _check_text(argument, "has an argument that")
     if sum(map(len, words)) > _LONGEST_REQUEST:
-        said = f"has arguments longer than {_LONGEST_REQUEST // 1000} kB together"
-        raise BadInput(said, hint="put them into a file and pass the file's name")
+        message = f"has arguments longer than {_LONGEST_REQUEST // 1000} kB together"
+        raise BadInput(message, hint="put them into a file and pass the file's name")
     return tuple(words)
 
 
@@ -135,8 +135,8 @@ def check_environment(environment: Mapping[str, str]) -> None:
     """Raise BadInput for a variable that would not reach the program as it is."""
     for key, text in environment.items():
         if key in _RESERVED:
-            said = f"cannot set the variable {key}: bash or the job's script uses it itself"
-            raise BadInput(said, hint="choose another name")
+            message = f"cannot set the variable {key}: bash or the job's script uses it itself"
+            raise BadInput(message, hint="choose another name")
         _check_text(text, f"has a value of {key} that")
 
 
@@ -148,8 +148,8 @@ def _check_text(text: str, what: str) -> None:
     except UnicodeEncodeError as fault:
         raise BadInput(f"{what} has half a character in it (a lone surrogate)") from fault
     if size > _LONGEST_ARGUMENT:
-        said = f"{what} is longer than {_LONGEST_ARGUMENT // 1000} kB"
-        raise BadInput(said, hint="put it into a file and pass the file's name")
+        message = f"{what} is longer than {_LONGEST_ARGUMENT // 1000} kB"
+        raise BadInput(message, hint="put it into a file and pass the file's name")
 
 
 def _shown(text: str) -> str:
@@ -411,8 +411,8 @@ class JobSpec:
         sizes = {"node": self.mem, "cpu": self.mem_per_cpu, "gpu": self.mem_per_gpu}
         given = [Memory(size, per) for per, size in sizes.items() if size is not None]
         if len(given) > 1:
-            said = "--mem, --mem-per-cpu and --mem-per-gpu exclude each other"
-            raise BadInput(said, hint="give one of them")
+            message = "--mem, --mem-per-cpu and --mem-per-gpu exclude each other"
+            raise BadInput(message, hint="give one of them")
         return given[0] if given else None
 
 

@@ -116,26 +116,26 @@ def submit(
             _check_free(folder, files)
             stack.enter_context(locked(folder / _LOCK))
             _check_free(folder, files)
-        said = asked(folder) if begun else record
-        known = _known(folder, (folder / JOB.name).stat().st_mtime) if begun else {}
+        request = asked(folder) if begun else record
+        job_ids = _known(folder, (folder / JOB.name).stat().st_mtime) if begun else {}
         try:
             if not begun:
                 _write(site, folder, files, record)
-            queued = _queue(site, folder, said, known)
+            queued = _queue(site, folder, request, job_ids)
         except Unconfirmed:
             raise
         except BaseException:
             # A job without its record could not be followed: it is removed again as a whole.
             with undivided():
-                client.cancel([*known.values()])
-                for token in said["tokens"] if begun else ():
+                client.cancel([*job_ids.values()])
+                for token in request["tokens"] if begun else ():
                     revoke(folder, token)  # what a stopped command sent may be on its way
-                _withdraw(site, folder, said["tokens"])
+                _withdraw(site, folder, request["tokens"])
             raise
         done = Submission(queued[0], folder, tuple(queued), resumed=begun is not None)
         if tell:
             tell(done)
-        _forget(site, folder, said["tokens"])
+        _forget(site, folder, request["tokens"])
     return done
 
 
@@ -148,9 +148,9 @@ def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | No
         with ExitStack() as held, suppress(LockBusy):
             if (place / JOB.name).exists():
                 held.enter_context(locked(place / _LOCK, wait_seconds=0))
-                said = asked(place) if link.is_symlink() else {}
-                same = all(said.get(key) == record[key] for key in ("request", "site"))
-                if same and said.get("tokens"):
+                earlier = asked(place) if link.is_symlink() else {}
+                same = all(earlier.get(key) == record[key] for key in ("request", "site"))
+                if same and earlier.get("tokens"):
                     stack.push(held.pop_all())
                     return place
     return None
@@ -166,32 +166,34 @@ def _write(site: Site, folder: Path, files: Mapping[str, bytes], record: Mapping
         sync_directory(place)
 
 
-def _queue(site: Site, folder: Path, said: Mapping[str, Any], known: dict[str, int]) -> list[int]:
-    """Queue the jobs of a directory that are not yet; `known` gets each job's id by its token."""
+def _queue(
+    site: Site, folder: Path, request: Mapping[str, Any], job_ids: dict[str, int]
+) -> list[int]:
+    """Queue the jobs of a directory that are not queued yet; adds each job's id to `job_ids`."""
     os.utime(folder / JOB.name)  # when sbatch was called last
-    queued: list[int] = list(said.get("chain") or ()) if said.get("job_id") else []
-    for token in () if queued else said["tokens"]:
+    queued: list[int] = list(request.get("chain") or ()) if request.get("job_id") else []
+    for token in () if queued else request["tokens"]:
         # The next of a chain starts only where none before it finished. All are named: one that is
         # dropped, because the run has finished, counts as not ok for the next.
         before = ",".join(f"afternotok:{job_id}" for job_id in queued)
         after = (f"--dependency={before}", "--kill-on-invalid-dep=yes") if queued else ()
         with undivided():
-            if token not in known:
-                known[token] = once.submit(folder / "job.sh", after, token=token)
-            queued.append(known[token])
-    _confirm(site, folder, said, queued)
+            if token not in job_ids:
+                job_ids[token] = once.submit(folder / "job.sh", after, token=token)
+            queued.append(job_ids[token])
+    _confirm(site, folder, request, queued)
     return queued
 
 
 def _known(folder: Path, since: float | None = None) -> dict[str, int]:
     """The jobs of a directory's tokens, as `locate` finds them, where job.json has no ids."""
-    said = asked(folder)
-    tokens = said.get("tokens", ()) if said.get("job_id") is None else ()
+    request = asked(folder)
+    tokens = request.get("tokens", ()) if request.get("job_id") is None else ()
     return locate({token: [folder] for token in tokens}, since)
 
 
-def _confirm(site: Site, folder: Path, said: Mapping[str, Any], queued: Sequence[int]) -> None:
-    JOB.write(folder / JOB.name, {**said, "job_id": queued[0], "chain": list(queued)})
+def _confirm(site: Site, folder: Path, request: Mapping[str, Any], queued: Sequence[int]) -> None:
+    JOB.write(folder / JOB.name, {**request, "job_id": queued[0], "chain": list(queued)})
     target = os.path.relpath(folder, index(site))
     for job_id in queued:
         try:
@@ -238,28 +240,28 @@ def settle(site: Site) -> tuple[Unsettled, ...]:
 
 
 def _settled(site: Site, link: Path, folder: Path) -> list[Unsettled]:
-    said = asked(folder)
-    if not said.get("tokens") or said.get("job_id") is not None:
-        if said.get("job_id"):  # stopped at its last step
-            _confirm(site, folder, said, said["chain"] or [said["job_id"]])
-            _forget(site, folder, said["tokens"])
+    request = asked(folder)
+    if not request.get("tokens") or request.get("job_id") is not None:
+        if request.get("job_id"):  # stopped at its last step
+            _confirm(site, folder, request, request["chain"] or [request["job_id"]])
+            _forget(site, folder, request["tokens"])
         elif not (folder / JOB.name).exists():  # stopped at its first
             _withdraw(site, folder, [link.name])
         link.unlink(missing_ok=True)
         return []
-    known, since = _known(folder), (folder / JOB.name).stat().st_mtime
+    job_ids, since = _known(folder), (folder / JOB.name).stat().st_mtime
     dead = time.time() - since > SETTLED_SECONDS
-    if known or dead:
-        for token in set(said["tokens"]) - set(known):
-            known |= {token: job} if (job := revoke(folder, token)) else {}
-    if known:
-        queued = [known[token] for token in said["tokens"] if token in known]
-        _confirm(site, folder, said, queued)
-        _forget(site, folder, said["tokens"])
+    if job_ids or dead:
+        for token in set(request["tokens"]) - set(job_ids):
+            job_ids |= {token: job} if (job := revoke(folder, token)) else {}
+    if job_ids:
+        queued = [job_ids[token] for token in request["tokens"] if token in job_ids]
+        _confirm(site, folder, request, queued)
+        _forget(site, folder, request["tokens"])
         return []
     if dead:
-        _withdraw(site, folder, said["tokens"])
-    return [Unsettled(folder, said, since, dead)]
+        _withdraw(site, folder, request["tokens"])
+    return [Unsettled(folder, request, since, dead)]
 
 
 def _check_free(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -270,8 +272,8 @@ def _check_free(folder: Path, files: Mapping[str, bytes]) -> None:
         path = folder / name
         same = not path.is_symlink() and path.is_file() and path.read_bytes() == content
         if not same and os.path.lexists(path):
-            said = f"{folder} holds a {name} already, which would be written over"
-            raise BadInput(said, hint="choose another --job-dir, or move it away")
+            message = f"{folder} holds a {name} already, which would be written over"
+            raise BadInput(message, hint="choose another --job-dir, or move it away")
 
 
 def find(site: Site, which: str) -> Submission:
@@ -293,8 +295,10 @@ def _read(site: Site, which: str) -> Submission:
     try:
         record = JOB.read(folder / JOB.name)
         record.need("job_id", "chain")
-        found = Submission(record.values["job_id"], folder.resolve(), tuple(record.values["chain"]))
-        owner = found.folder.stat().st_uid
+        submission = Submission(
+            record.values["job_id"], folder.resolve(), tuple(record.values["chain"])
+        )
+        owner = submission.folder.stat().st_uid
     except (BadInput, OSError) as fault:
         place = "in " if not which.isdigit() and os.path.lexists(folder) else ""
         ends = f", `scancel {which}` ends one" if which.isdigit() else ""
@@ -302,9 +306,9 @@ def _read(site: Site, which: str) -> Submission:
         hint += f"{site.paths.work}/jobs"
         raise BadInput(f"there is no job {place}{which} submitted by hpcdl", hint=hint) from fault
     if which.isdigit() and owner not in {0, os.getuid()}:
-        said = f"job {which} was submitted by {user_of(owner)}"
-        raise BadInput(said, hint=f"to look at it, name its directory: {found.folder}")
-    return found
+        message = f"job {which} was submitted by {user_of(owner)}"
+        raise BadInput(message, hint=f"to look at it, name its directory: {submission.folder}")
+    return submission
 
 
 def _indexed(site: Site, job: str) -> Path:
@@ -321,11 +325,11 @@ def require_this_cluster(one: Submission) -> Submission:
     return one
 
 
-def of_another_cluster(one: Submission) -> BadInput:
+def of_another_cluster(submission: Submission) -> BadInput:
     """The error for a job that the Slurm that is asked does not have."""
-    said = f"job {one.job_id} of {one.folder} is not of the cluster that is asked"
+    message = f"job {submission.job_id} of {submission.folder} is not of the cluster that is asked"
     hint = "SLURM_CONF says which one that is; for the embedded cluster `hpcdl cluster env` sets it"
-    return BadInput(said, hint=hint)
+    return BadInput(message, hint=hint)
 
 
 def is_indexed(site: Site, one: Submission) -> bool:
@@ -372,10 +376,10 @@ def _withdraw(site: Site, folder: Path, tokens: Sequence[str]) -> None:
 
 
 def _record(site: Site, spec: JobSpec, module: Module, script: JobScript) -> dict[str, Any]:
-    said = f"{spec.chain}\n{script.text.replace(str(spec.job_dir), '')}"
+    content = f"{spec.chain}\n{script.text.replace(str(spec.job_dir), '')}"
     return {
         "tokens": [once.new_token() for _ in range(spec.chain)],
-        "request": sha256(said.encode(errors="surrogateescape")).hexdigest(),
+        "request": sha256(content.encode(errors="surrogateescape")).hexdigest(),
         "name": spec.name,
         "site": site.name,
         "site_file": str(site.source),

@@ -83,15 +83,15 @@ def plan(
     _check_matrix(matrix, exclude, limit)
     changes = {key: {text: _change(key, text) for text in matrix[key]} for key in matrix}
     shapes: dict[Shape, str] = {}
-    found = []
+    points = []
     for choice in product(*matrix.values()):
         values = dict(zip(matrix, choice, strict=True))
         if not any(pattern.items() <= values.items() for pattern in exclude):
             spec, problem = _spec_of(site, base, values, changes, shapes)
-            found.append(SweepPoint(point_id(values), values, spec, problem))
-    if not found:
+            points.append(SweepPoint(point_id(values), values, spec, problem))
+    if not points:
         raise BadInput("every point of the sweep is excluded", hint="loosen --exclude")
-    return tuple(found)
+    return tuple(points)
 
 
 def matrix_of(over: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
@@ -190,8 +190,8 @@ def _check_matrix(
             hint = did_you_mean(key, matrix)
             raise BadInput(f"--exclude names '{key}', which is not in the matrix", hint=hint)
         if value not in matrix[key]:
-            said = f"--exclude {key}={value} excludes nothing: --over {key} has no such value"
-            raise BadInput(said, hint=did_you_mean(value, matrix[key]))
+            message = f"--exclude {key}={value} excludes nothing: --over {key} has no such value"
+            raise BadInput(message, hint=did_you_mean(value, matrix[key]))
 
 
 def check_keys(
@@ -202,14 +202,14 @@ def check_keys(
     `options` are the program's, where known. Or for a mark that nearly is a key, or a key given.
     """
     marks = _marks(base.program)
-    shell = {name for one in base.program for name in re.findall(r"\$\{(\w+)\}", one)}
+    shell = {name for word in base.program for name in re.findall(r"\$\{(\w+)\}", word)}
     for key in set(matrix) - {*JOB_KEYS} - marks:
         if (near := nearest(key, marks - shell, cutoff=0.8)) and near not in matrix:
             raise BadInput(
                 f"the program has {{{near}}}, and no --over has that",
                 hint=f"did you mean '{{{key}}}'?",
             )
-        if any(one.partition("=")[0] == f"--{key}" for one in base.program):
+        if any(word.partition("=")[0] == f"--{key}" for word in base.program):
             raise BadInput(
                 f"--{key} is an argument of the program, and a key of --over",
                 hint=f"leave it there out, or write --{key} {{{key}}}",
@@ -306,10 +306,12 @@ def request_of(base: JobSpec) -> Request:
     A release that is published meanwhile is no reason to run everything again.
     """
     free = {entry.name for entry in entries(JobSpec) if entry.free}
-    said = {one.name: getattr(base, one.name) for one in fields(base) if one.name not in free}
-    said |= {"environment": sorted(base.environment)}
+    shared = {
+        field.name: getattr(base, field.name) for field in fields(base) if field.name not in free
+    }
+    shared |= {"environment": sorted(base.environment)}
     # As a manifest gives it back, which is what it is compared with: paths and tuples are none.
-    request: Request = json.loads(json.dumps({k: v for k, v in said.items() if v}, default=str))
+    request: Request = json.loads(json.dumps({k: v for k, v in shared.items() if v}, default=str))
     return request
 
 
@@ -338,12 +340,12 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         if not path.exists():
             return Manifest()
-        said = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
+        document = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
     except (BadInput, OSError, ValueError, RecursionError) as fault:
         raise BadInput(f"{path} cannot be read", hint=hint) from fault
-    if at(said, "schema") != _SCHEMA:
+    if at(document, "schema") != _SCHEMA:
         raise BadInput(f"{path} is not of version {_SCHEMA}", hint=hint)
-    rows, request = said.get("points"), said.get("request")
+    rows, request = document.get("points"), document.get("request")
     if not isinstance(rows, list) or not all(map(_is_row, rows)):
         raise BadInput(f"{path} does not say which point is whose", hint=hint)
     return Manifest(tuple(rows), request if isinstance(request, dict) else None)
@@ -358,5 +360,5 @@ def _is_row(row: object) -> bool:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest as a whole."""
     request = {} if manifest.request is None else {"request": dict(manifest.request)}
-    said = {"schema": _SCHEMA, **request, "points": [dict(row) for row in manifest.rows]}
-    write_json(folder / "sweep.json", said)
+    document = {"schema": _SCHEMA, **request, "points": [dict(row) for row in manifest.rows]}
+    write_json(folder / "sweep.json", document)

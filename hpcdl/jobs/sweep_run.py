@@ -123,7 +123,7 @@ def submit(
         manifest = _settled(folder, manifest)
         files.clear_leftovers(folder / "sweep.json")
         active = _active_arrays() if manifest.rows else {}
-        status = {one.point.id: one for one in _run_statuses(folder, points, manifest, active)}
+        status = {run.point.id: run for run in _run_statuses(folder, points, manifest, active)}
         limits = client.submit_limits(points[0].spec.qos if points else None)
         prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry, limits)
         _ask_first(prepared)
@@ -145,8 +145,8 @@ def submit(
                 break  # what is queued stays; the same command queues the rest
         _write_manifest(folder, manifest, status)
     return tuple(
-        replace(one, waits_for=limits.setting) if one.state == MISSING else one
-        for one in status.values()
+        replace(run, waits_for=limits.setting) if run.state == MISSING else run
+        for run in status.values()
     )
 
 
@@ -221,7 +221,7 @@ def _settled(folder: Path, manifest: Manifest) -> Manifest:
 def preview(
     site: Site,
     folder: Path,
-    found: Sequence[RunStatus],
+    statuses: Sequence[RunStatus],
     modules: Modules,
     running: int | None,
     retry: bool = True,
@@ -232,7 +232,7 @@ def preview(
     With `limits`, arrays are no larger than Slurm allows, and all together fit what it takes now.
     """
     wanted = {MISSING, FAILED} if retry else {MISSING}
-    points = [one.point for one in found if one.state in wanted and not one.point.problem]
+    points = [one.point for one in statuses if one.state in wanted and not one.point.problem]
     tasks = sweep.TASKS_PER_ARRAY
     if limits is not None:
         points, tasks = points[: limits.jobs], min(tasks, limits.array_tasks)
@@ -246,15 +246,15 @@ def preview(
     return arrays
 
 
-def summary(found: Sequence[RunStatus]) -> str:
+def summary(statuses: Sequence[RunStatus]) -> str:
     """`12 points: 7 done, 1 running, 4 queued`."""
-    counts = Counter(one.state for one in found)
+    counts = Counter(one.state for one in statuses)
     parts = [
         f"{counts[state]} {state}"
         for state in (DONE, RUNNING, QUEUED, FAILED, MISSING, IMPOSSIBLE)
         if counts[state]
     ]
-    return f"{len(found)} points: {', '.join(parts)}"
+    return f"{len(statuses)} points: {', '.join(parts)}"
 
 
 def _run_statuses(
@@ -265,7 +265,7 @@ def _run_statuses(
 ) -> tuple[RunStatus, ...]:
     rows = {row["id"]: row for row in manifest.rows}
     here = {row["id"] for row in of_this_cluster(manifest.rows)}
-    found = []
+    statuses = []
     for point in points:
         row = rows.get(point.id, {})
         job_id, task, token = map(row.get, ("job_id", "task", "token"))
@@ -280,16 +280,16 @@ def _run_statuses(
         else:
             state = MISSING if code is None else FAILED
         log = folder / "logs" / f"{job_id}_{task}.log" if job_id is not None else None
-        found.append(
+        statuses.append(
             RunStatus(point, state, job_id, task, token, code, log, row.get("cluster") or "")
         )
-    return tuple(found)
+    return tuple(statuses)
 
 
 def _prepare(
     site: Site,
     folder: Path,
-    found: Sequence[RunStatus],
+    statuses: Sequence[RunStatus],
     modules: Modules,
     running: int | None,
     retry: bool,
@@ -298,7 +298,9 @@ def _prepare(
     """Write the scripts of what is missing, and the arguments of their tasks."""
     files.make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
     prepared = []
-    for group, script, file, text in preview(site, folder, found, modules, running, retry, limits):
+    for group, script, file, text in preview(
+        site, folder, statuses, modules, running, retry, limits
+    ):
         path = file.with_suffix(".sh")
         files.clear_leftovers(path, file)
         for point in group.points:

@@ -43,49 +43,49 @@ def shares(
         known: Mapping[str, object] = record._asdict()
         of = tuple(str(module(record.job_id) if key == "module" else known[key]) for key in keys)
         groups.setdefault(of, []).append(record)
-    found = []
-    for group, members in groups.items():
-        gpu_hours = sum(one.gpu_hours for one in members)
-        cpu_hours = sum(one.cpu_hours for one in members)
-        energy = [one.energy_kwh for one in members if one.energy_kwh is not None]
-        jobs = len({one.job_id for one in members})
-        found.append(UsageRow(group, jobs, gpu_hours, cpu_hours, sum(energy) if energy else None))
-    found.sort(key=lambda one: (one.gpu_hours, one.cpu_hours), reverse=True)
-    if "month" in keys:
-        found.sort(key=lambda one: one.group[keys.index("month")])
-    return tuple(found)
-
-
-def as_text(found: Sequence[UsageRow], keys: Sequence[str]) -> str:
-    """A row per group, with a bar for its part of the GPU hours, or of CPU hours without any."""
-    if not found:
-        return "no job ran in that time"
-    size = _sizes(found)
-    most = max(size) or 1.0
-    measured = any(one.energy_kwh is not None for one in found)
     rows = []
-    for one, part in zip(found, size, strict=True):
-        energy = f"{one.energy_kwh:,.1f}" if one.energy_kwh is not None else "-"
+    for group, members in groups.items():
+        gpu_hours = sum(row.gpu_hours for row in members)
+        cpu_hours = sum(row.cpu_hours for row in members)
+        energy = [row.energy_kwh for row in members if row.energy_kwh is not None]
+        jobs = len({row.job_id for row in members})
+        rows.append(UsageRow(group, jobs, gpu_hours, cpu_hours, sum(energy) if energy else None))
+    rows.sort(key=lambda row: (row.gpu_hours, row.cpu_hours), reverse=True)
+    if "month" in keys:
+        rows.sort(key=lambda row: row.group[keys.index("month")])
+    return tuple(rows)
+
+
+def as_text(groups: Sequence[UsageRow], keys: Sequence[str]) -> str:
+    """A row per group, with a bar for its part of the GPU hours, or of CPU hours without any."""
+    if not groups:
+        return "no job ran in that time"
+    size = _sizes(groups)
+    most = max(size) or 1.0
+    measured = any(row.energy_kwh is not None for row in groups)
+    rows = []
+    for row, part in zip(groups, size, strict=True):
+        energy = f"{row.energy_kwh:,.1f}" if row.energy_kwh is not None else "-"
         figures = (
-            f"{one.jobs:,}",
-            f"{one.gpu_hours:,.1f}",
-            f"{one.cpu_hours:,.1f}",
+            f"{row.jobs:,}",
+            f"{row.gpu_hours:,.1f}",
+            f"{row.cpu_hours:,.1f}",
             *([energy] if measured else []),
         )
         bar = "#" * round(_BAR * part / most)
-        rows.append([*(one_line(key) or "-" for key in one.group), *figures, bar])
+        rows.append([*(one_line(key) or "-" for key in row.group), *figures, bar])
     heads = (*keys, "jobs", "GPU h", "CPU h", *(["kWh"] if measured else []), "")
     return table(rows, heads)
 
 
-def _sizes(found: Sequence[UsageRow]) -> list[float]:
+def _sizes(groups: Sequence[UsageRow]) -> list[float]:
     """Hours of GPUs, or of CPUs where no job had a GPU."""
-    gpus = [one.gpu_hours for one in found]
-    return gpus if any(gpus) else [one.cpu_hours for one in found]
+    gpus = [one.gpu_hours for one in groups]
+    return gpus if any(gpus) else [one.cpu_hours for one in groups]
 
 
 def by_month(
-    found: Sequence[UsageRow], keys: Sequence[str]
+    groups: Sequence[UsageRow], keys: Sequence[str]
 ) -> tuple[str, dict[str, dict[str, float]]]:
     """What a figure shows: its unit, and hours by group and month, the largest group first.
 
@@ -94,17 +94,17 @@ def by_month(
     """
     place = list(keys).index("month")
     rows, totals = [], dict[str, float]()
-    for one, size in zip(found, _sizes(found), strict=True):
-        rest = [part for number, part in enumerate(one.group) if number != place]
+    for row, size in zip(groups, _sizes(groups), strict=True):
+        rest = [part for number, part in enumerate(row.group) if number != place]
         name = one_line(", ".join(filter(None, rest))) or "no name"
-        rows.append((name, one.group[place], size))
+        rows.append((name, row.group[place], size))
         totals[name] = totals.get(name, 0.0) + size
     most = sorted(totals, key=lambda name: -totals[name])[:_COLOURS]
     hours: dict[str, dict[str, float]] = {name: {} for name in most}
     for name, month, size in rows:
         months = hours.setdefault(name if name in most else "others", {})
         months[month] = months.get(month, 0.0) + size
-    return "GPU hours" if any(one.gpu_hours for one in found) else "CPU hours", hours
+    return "GPU hours" if any(row.gpu_hours for row in groups) else "CPU hours", hours
 
 
 def write_usage(found: Sequence[UsageRow], keys: Sequence[str], path: Path) -> None:

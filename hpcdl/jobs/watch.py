@@ -97,13 +97,13 @@ def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
         time.sleep(POLL_SECONDS)
 
 
-def look(submission: Submission, known: Mapping[int, JobRecord] | None = None) -> Snapshot:
+def look(submission: Submission, records: Mapping[int, JobRecord] | None = None) -> Snapshot:
     """The job now; of a chain the one that has the status of the run.
 
-    That is the job that runs, else the one that finished, the next, or the last that ran. `known`
+    That is the job that runs, else the one that finished, the next, or the last that ran. `records`
     is what Slurm knows of all jobs, where it has been asked already.
     """
-    ask = client.job if known is None else known.get
+    ask = client.job if records is None else records.get
     chain = [_snapshot(ask(one), replace(submission, job_id=one)) for one in submission.chain]
     runs = [one for one in chain if not one.ended and one.state != "PENDING"]
     finished = [one for one in chain if one.ok]

@@ -134,16 +134,18 @@ class JobFault:
         return {**asdict(self), "kind": self.kind.value}
 
 
-def as_fault(said: object) -> JobFault:
+def as_fault(values: object) -> JobFault:
     """A fault from its plain values; words alone are a check's own."""
-    if isinstance(said, JobFault):
-        return said
-    if not isinstance(said, Mapping):
-        return JobFault(FaultKind.CHECK, str(said))
+    if isinstance(values, JobFault):
+        return values
+    if not isinstance(values, Mapping):
+        return JobFault(FaultKind.CHECK, str(values))
     known = {kind.value: kind for kind in FaultKind}
-    kind = known.get(str(said.get("kind")), FaultKind.CHECK)
-    wanted, got = said.get("wanted"), said.get("got")
-    return JobFault(kind, str(said.get("text") or ""), str(said.get("metric") or ""), wanted, got)
+    kind = known.get(str(values.get("kind")), FaultKind.CHECK)
+    wanted, got = values.get("wanted"), values.get("got")
+    return JobFault(
+        kind, str(values.get("text") or ""), str(values.get("metric") or ""), wanted, got
+    )
 
 
 def status_of(faults: Iterable[JobFault]) -> Status:

@@ -35,15 +35,15 @@ class Record:
         """Raise BadInput unless all these places hold what the schema wants of them."""
         for place in places:
             above = [place[:end] for end, sign in enumerate(f"{place}.") if sign == "."]
-            found = [
-                said
-                for other, said in self.faults.items()
+            problems = [
+                problem
+                for other, problem in self.faults.items()
                 if other in above or other.startswith((f"{place}.", f"{place}["))
             ]
-            if not found and at(self.values, *place.split(".")) is None:
-                found = [f"it lacks {place}"]
-            if found:
-                raise BadInput(f"{self.path}: {found[0]}")
+            if not problems and at(self.values, *place.split(".")) is None:
+                problems = [f"it lacks {place}"]
+            if problems:
+                raise BadInput(f"{self.path}: {problems[0]}")
 
 
 def at(values: object, *path: str) -> Any:
@@ -114,8 +114,10 @@ class Format:
         values, faults = check_values(value, self.schema)
         version = value.get("schema")
         if type(version) is int and version != self.version:
-            said = f"it is of version {str(version)[:9]}; this hpcdl reads version {self.version}"
-            faults = {"schema": said, **faults}
+            problem = (
+                f"it is of version {str(version)[:9]}; this hpcdl reads version {self.version}"
+            )
+            faults = {"schema": problem, **faults}
         return Record(path, values, faults)
 
     def data(self, values: Mapping[str, Any]) -> Values:

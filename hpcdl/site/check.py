@@ -95,8 +95,10 @@ class _Meaning:
         self.known("partition", chosen, self.partitions, ("default_partition",))
         for name, stack in self.stacks.items():
             if name in _TAKEN:
-                said = f"'{name}' is no name for a stack: PREFIX/spack has a directory of that name"
-                self.fault(said, ("stacks", name), f"choose another, such as {name}-1")
+                message = (
+                    f"'{name}' is no name for a stack: PREFIX/spack has a directory of that name"
+                )
+                self.fault(message, ("stacks", name), f"choose another, such as {name}-1")
             for index, part in enumerate((stack or {}).get("partitions") or []):
                 where = ("stacks", name, "partitions", index)
                 self.known("partition", part, self.partitions, where)
@@ -127,13 +129,13 @@ class _Meaning:
             return
         known, compute = facts.load("gpus")["capabilities"]["known"], row.get("compute")
         if compute and compute not in known:
-            said = f"there is no compute capability {short(compute)}"
-            self.fault(said, (*where, "compute"), f"CUDA has {', '.join(known)}")
+            message = f"there is no compute capability {short(compute)}"
+            self.fault(message, (*where, "compute"), f"CUDA has {', '.join(known)}")
         whole = find_row(name, self.own) or {}
         for key, example in _EXAMPLES.items():
             if whole.get(key) is None and key not in row:
-                said = f"'{short(name)}' lacks '{key}': hpcdl's facts do not know this model"
-                self.fault(said, where, f"give its {key}, for example {example}")
+                message = f"'{short(name)}' lacks '{key}': hpcdl's facts do not know this model"
+                self.fault(message, where, f"give its {key}, for example {example}")
 
     def partition(self, name: str, part: Values) -> None:
         where: Where = ("partitions", name)
@@ -141,22 +143,22 @@ class _Meaning:
         self.known("stack", stack, self.stacks, (*where, "stack"))
         served = (self.stacks.get(stack) or {}).get("partitions")
         if served and name not in served:
-            said = f"the stack '{stack}' does not serve '{name}': its 'partitions' leave it out"
-            self.fault(said, (*where, "stack"), "add it there, or take the key out here")
+            message = f"the stack '{stack}' does not serve '{name}': its 'partitions' leave it out"
+            self.fault(message, (*where, "stack"), "add it there, or take the key out here")
         if part.get("max_time") and slurm_minutes(part["max_time"]) < 1:
             self.fault("'max_time' leaves no time for a job", (*where, "max_time"))
         scratch = (part.get("scratch") or {}).get("path")
         if scratch and (not scratch.startswith(("/", "$")) or not scratch.isprintable()):
-            said = "'path' of 'scratch' is not an absolute path"
+            message = "'path' of 'scratch' is not an absolute path"
             hint = "start it with / or a variable of the job, such as $TMPDIR"
-            self.fault(said, (*where, "scratch", "path"), hint)
+            self.fault(message, (*where, "scratch", "path"), hint)
         self.nodes(where, part)
         groups = [group or {} for group in part.get("groups") or []]
         for index, group in enumerate(groups):
             self.nodes((*where, "groups", index), group)
         if groups and part.get("gpu"):
-            said = "with 'groups', each group says what GPUs it has"
-            self.fault(said, (*where, "gpu"), "move `gpu` into the groups that have these")
+            message = "with 'groups', each group says what GPUs it has"
+            self.fault(message, (*where, "gpu"), "move `gpu` into the groups that have these")
         if groups and all(group.get("nodes") is not None for group in groups):
             self.groups(name, part, groups)
 
@@ -174,12 +176,12 @@ class _Meaning:
         if not nodes.get("hostlist"):
             return
         try:
-            count, said = len(set(expand_hostlist(nodes["hostlist"]))), nodes.get("nodes")
+            count, declared = len(set(expand_hostlist(nodes["hostlist"]))), nodes.get("nodes")
         except BadInput as fault:
             self.fault(fault.message, (*where, "hostlist"), fault.hint)
             return
-        if said is not None and count != said:
-            wrong = f"'hostlist' names {count} nodes, but 'nodes' is {said}"
+        if declared is not None and count != declared:
+            wrong = f"'hostlist' names {count} nodes, but 'nodes' is {declared}"
             self.fault(wrong, (*where, "hostlist"))
 
     def cpus(self, where: Where, nodes: Values) -> None:
@@ -187,8 +189,10 @@ class _Meaning:
         sizes = ("sockets", "cores_per_socket", "threads_per_core")
         there = math.prod(int(nodes.get(key) or 0) for key in sizes)
         if there and (nodes.get("usable_cpus") or 0) > there:
-            said = f"'usable_cpus' is more than the {there} CPUs of a node"
-            self.fault(said, (*where, "usable_cpus"), "leave it out where jobs may have them all")
+            message = f"'usable_cpus' is more than the {there} CPUs of a node"
+            self.fault(
+                message, (*where, "usable_cpus"), "leave it out where jobs may have them all"
+            )
 
     def groups(self, name: str, part: Values, groups: list[Values]) -> None:
         """Groups that do not make up their partition, or that no job could ask for."""
@@ -197,8 +201,8 @@ class _Meaning:
         whole, own = _names(part), set().union(*lists)
         total = len(own) if all(lists) else sum(group["nodes"] for group in groups)
         if part.get("nodes") is not None and total != part["nodes"]:
-            said = f"the groups have {total} nodes, but 'nodes' of '{name}' is {part['nodes']}"
-            self.fault(said, where)
+            message = f"the groups have {total} nodes, but 'nodes' of '{name}' is {part['nodes']}"
+            self.fault(message, where)
         elif whole and own and not own <= whole:
             strange = ", ".join(sorted(own - whole)[:3])
             self.fault(f"'hostlist' of '{name}' does not name {strange}", where)
@@ -208,9 +212,9 @@ class _Meaning:
         for index, group in enumerate(groups):
             others = [other for other in groups if other is not group]
             if group.get("gpu") and not self.tellable(name, group, others):
-                said = "Slurm cannot tell these nodes from the partition's others"
+                message = "Slurm cannot tell these nodes from the partition's others"
                 hint = "give them a gres_type, a feature or a hostlist of their own"
-                self.fault(said, (*where, index), hint)
+                self.fault(message, (*where, index), hint)
 
     def tellable(self, name: str, group: Values, others: list[Values]) -> bool:
         """Whether a job can ask for this group alone: by type, by a feature, or by names."""

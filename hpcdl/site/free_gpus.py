@@ -152,9 +152,9 @@ def _starts(row: GpuRow, gpus: int, minutes: int, per_node: int) -> str:
         f"--time={minutes}",
     ]
     try:
-        said = client.test_only(options)
+        answer = client.test_only(options)
     except HpcdlError as fault:
         return fault.message
-    found = _START.search(said)
-    reason = (said or "Slurm did not say").splitlines()[0]
+    found = _START.search(answer)
+    reason = (answer or "Slurm did not say").splitlines()[0]
     return found[1] if found else _PREFIX.sub("", reason)

@@ -141,8 +141,8 @@ def groups_for(partition: Partition, model: str | None) -> tuple[Partition, ...]
         raise BadInput(f"partition '{partition.name}' has no GPUs", hint="leave out --gpu-model")
     found = tuple(group for group in groups if group.gpu and matches(group.gpu, model))
     if not found:
-        said = f"no node of '{partition.name}' has the GPU model '{model[:60]}'"
-        raise BadInput(said, hint=ask_for(groups))
+        message = f"no node of '{partition.name}' has the GPU model '{model[:60]}'"
+        raise BadInput(message, hint=ask_for(groups))
     return found
 
 

@@ -293,8 +293,8 @@ def _questions(place: str, group: LivePartition) -> Iterator[str]:
         hint = _perhaps(kind or "")
         if kind and is_slice(kind):
             hint = ", a slice of a GPU (MIG): describe it as a model under `gpus`"
-        said = f"'{kind}'" if kind else "no type"
-        yield f"{place}.gpu.model: Slurm says {said}{hint}"
+        type_name = f"'{kind}'" if kind else "no type"
+        yield f"{place}.gpu.model: Slurm says {type_name}{hint}"
     if group.odd_nodes:
         names = ", ".join(group.odd_nodes[:5]) + (" ..." if len(group.odd_nodes) > 5 else "")
         yield f"{place}: nodes that differ from the others: {names}"
@@ -319,22 +319,22 @@ class Drift(NamedTuple):
 def compare(site: Site, cluster: LiveCluster) -> tuple[Drift, ...]:
     """Where the site file and the live cluster differ, in the file's order. Pure."""
     live = {part.name: part for part in cluster.partitions}
-    found = [*_slurm(site, cluster)]
+    drifts = [*_slurm(site, cluster)]
     for name, part in site.partitions.items():
         key = f"partitions.{name}"
         if name not in live:
-            found.append(Drift(key, "described", "no such partition"))
+            drifts.append(Drift(key, "described", "no such partition"))
             continue
         here = live[name] if part.groups else _drafted(live[name])
-        found += (_groups if part.groups or here.groups else _nodes)(key, part, here)
+        drifts += (_groups if part.groups or here.groups else _nodes)(key, part, here)
         if part.max_minutes > slurm_minutes(live[name].max_time):
-            found.append(Drift(f"{key}.max_time", part.max_time, live[name].max_time))
-    found += [
+            drifts.append(Drift(f"{key}.max_time", part.max_time, live[name].max_time))
+    drifts += [
         Drift(f"partitions.{name}", "not described", f"{part.nodes} nodes")
         for name, part in live.items()
         if name not in site.partitions and part.nodes
     ]
-    return tuple(found)
+    return tuple(drifts)
 
 
 def _slurm(site: Site, cluster: LiveCluster) -> Iterator[Drift]:
@@ -352,16 +352,16 @@ def _groups(key: str, part: Partition, live: LivePartition) -> Iterator[Drift]:
     left = list(live.node_groups)
     for index, group in enumerate(part.node_groups):
         where = f"{key}.groups.{index + 1}" if part.groups else key
-        twin = next((one for one in left if _same(group, one)), None)
+        twin = next((other for other in left if _same(group, other)), None)
         if twin is None:
             yield Drift(where, _words(group.nodes, group.gpus_per_node, _type(group)), "none such")
         else:
             left.remove(twin)
             yield from _nodes(where, group, twin)
     main = live.main_groups or (live,)
-    for one in (one for one in left if one in main):
-        said = _words(one.nodes, one.gpus_per_node, one.gpu_type)
-        yield Drift(f"{key}.groups", "not described", f"{said}: {one.hostlist}")
+    for other in (other for other in left if other in main):
+        description = _words(other.nodes, other.gpus_per_node, other.gpu_type)
+        yield Drift(f"{key}.groups", "not described", f"{description}: {other.hostlist}")
 
 
 def _same(group: Partition, live: LivePartition) -> bool:

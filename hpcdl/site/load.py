@@ -135,7 +135,7 @@ def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Part
     inherited = {key: value for key, value in values.items() if key not in {"groups", "hostlist"}}
     groups = [_nodes(name, {**inherited, **group}, slurm) for group in values["groups"]]
     with_gpus = [(_rank(group.gpu), group.gpu, group) for group in groups if group.gpu]
-    weakest = min(with_gpus, key=lambda one: (one[0], one[1].memory_gb))[1]
+    weakest = min(with_gpus, key=lambda row: (row[0], row[1].memory_gb))[1]
     common = weakest._replace(
         gres_type=None,
         nvlink=all(gpu.nvlink for _, gpu, _ in with_gpus),
@@ -147,10 +147,10 @@ def _partition(name: str, values: dict[str, Any], slurm: dict[str, Any]) -> Part
         **_least((group for _, _, group in with_gpus), *sizes),
         usable_cpus=min(group.cpus for _, _, group in with_gpus),
         gpu=common,
-        reference_set=min(with_gpus, key=lambda one: one[0])[2].reference_set,
+        reference_set=min(with_gpus, key=lambda row: row[0])[2].reference_set,
         groups=tuple(
-            replace(one, fellows=tuple(other for other in groups if other is not one))
-            for one in groups
+            replace(row, fellows=tuple(other for other in groups if other is not row))
+            for row in groups
         ),
     )
 

@@ -493,9 +493,9 @@ class Site:
             from hpcdl.system.errors import BadInput
             from hpcdl.system.text import did_you_mean
 
-            said = f"the site '{self.name}' has no partition '{name}'"
+            message = f"the site '{self.name}' has no partition '{name}'"
             several = "," in name and "name one: a job runs on one partition"
-            raise BadInput(said, hint=several or did_you_mean(name, self.partitions))
+            raise BadInput(message, hint=several or did_you_mean(name, self.partitions))
         return self.partitions[name]
 
     def stack_for(self, partition: str) -> StackRequest | None:

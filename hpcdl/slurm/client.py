@@ -81,11 +81,11 @@ def query_environment() -> dict[str, str]:
 
 def version() -> str:
     """Slurm's release, `22.05.8`."""
-    said = ask(["sinfo", "--version"]).stdout
-    found = said.split()[-1] if said.split() else ""  # some vendors print `slurm-wlm 22.05.8`
-    if not re.match(r"\d{2}\.\d", found):
-        raise _unreadable(said, "sinfo")
-    return found
+    output = ask(["sinfo", "--version"]).stdout
+    release = output.split()[-1] if output.split() else ""  # some vendors print `slurm-wlm 22.05.8`
+    if not re.match(r"\d{2}\.\d", release):
+        raise _unreadable(output, "sinfo")
+    return release
 
 
 def job(job_id: int) -> JobRecord | None:
@@ -146,8 +146,8 @@ def sacct(fields: str, *options: str) -> tuple[CommandResult, list[str]]:
     mark = f"|{secrets.token_hex(8)}|"
     asked = ["sacct", "--noheader", "--parsable2", f"--delimiter={mark}", f"--format={fields}"]
     answer = ask([*asked, *options], check=False)
-    said = answer.stdout if answer.ok else ""
-    return answer, parsed(lambda text: parse.own_lines(text, fields, mark), said, "sacct")
+    rows = answer.stdout if answer.ok else ""
+    return answer, parsed(lambda text: parse.own_lines(text, fields, mark), rows, "sacct")
 
 
 def queue() -> tuple[JobRecord, ...]:
@@ -357,8 +357,8 @@ def submit_limits(qos: str | None = None) -> SubmitLimits:
     Slurm has the last word: limits of parent accounts, and jobs that are hidden from this user,
     are not counted here.
     """
-    known = config()
-    most = int(known.get("MaxJobCount", "10000"))
+    settings = config()
+    most = int(settings.get("MaxJobCount", "10000"))
     queued = ask(["squeue", "--all", "--array", "--noheader", "--states=all", "--format=%u %T"])
     rows = [line.split() for line in queued.stdout.splitlines()]
     # slurmctld stops one below the limit. Then sbatch itself waits, for up to two minutes a call.
@@ -367,7 +367,7 @@ def submit_limits(qos: str | None = None) -> SubmitLimits:
     for name, limit in _accounted_limits(qos):
         found.append((limit - mine, f"{name}={limit}"))
     room, setting = min(found)
-    return SubmitLimits(max(1, int(known.get("MaxArraySize", "1001"))), max(0, room), setting)
+    return SubmitLimits(max(1, int(settings.get("MaxArraySize", "1001"))), max(0, room), setting)
 
 
 def _accounted_limits(qos: str | None) -> list[tuple[str, int]]:
@@ -406,10 +406,10 @@ def cancel(job_ids: Sequence[int]) -> None:
     if not job_ids:
         return
     answer = ask(["scancel", *map(str, job_ids)], check=False)
-    said = [line for line in answer.stderr.splitlines() if line.strip()]
+    lines = [line for line in answer.stderr.splitlines() if line.strip()]
     # It names each job that is gone, cancels the others, and exits with 1.
-    gone = [line for line in said if any(sign in line for sign in _GONE)]
-    if not answer.ok and (not said or len(gone) < len(said)):
+    gone = [line for line in lines if any(sign in line for sign in _GONE)]
+    if not answer.ok and (not lines or len(gone) < len(lines)):
         refuse(answer)
 
 
@@ -453,11 +453,11 @@ def ask(
 def _patience(program: str, seconds: float) -> Callable[[], None]:
     """Says once that Slurm is slow, so that nobody takes a silent command for a dead one."""
     late = time.monotonic() + _SLOW_SECONDS
-    told: list[str] = []
+    warned: list[str] = []
 
     def watch() -> None:
-        if not told and time.monotonic() > late:
-            told.append(program)
+        if not warned and time.monotonic() > late:
+            warned.append(program)
             held = ", also after Ctrl-C" if program == "sbatch" else ""
             note = f"note: {program} has not answered yet; it gets {seconds:.0f} s{held}"
             print(note, file=sys.stderr)
@@ -465,10 +465,10 @@ def _patience(program: str, seconds: float) -> Callable[[], None]:
     return watch
 
 
-def _away(said: Sequence[str]) -> SlurmAway:
+def _away(lines: Sequence[str]) -> SlurmAway:
     return SlurmAway(
         "Slurm does not answer",
-        details=said,
+        details=lines,
         hint="is slurmctld running, and is SLURM_CONF right? For the embedded cluster: "
         '`hpcdl cluster status`, and `eval "$(hpcdl cluster env)"` sets SLURM_CONF',
     )
@@ -476,12 +476,12 @@ def _away(said: Sequence[str]) -> SlurmAway:
 
 def refuse(answer: CommandResult, what: str = "") -> None:
     """Raise the right error for a command of Slurm's that failed."""
-    said = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
-    if any(sign in line for line in said for sign in _AWAY):
-        raise _away(said[-3:])
+    lines = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+    if any(sign in line for line in lines for sign in _AWAY):
+        raise _away(lines[-3:])
     if what:
         begins = re.compile(r"^(sbatch|srun|allocation failure|error): ?(error: )?")
-        raise BadInput(what, details=[begins.sub("", line) for line in said])
+        raise BadInput(what, details=[begins.sub("", line) for line in lines])
     hint = "run it by hand; `hpcdl doctor` shows which Slurm is on PATH"
     raise CommandFailed(answer, hint=hint)
 

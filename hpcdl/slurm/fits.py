@@ -108,46 +108,46 @@ class Misfit(NamedTuple):
 def misfits(request: ResourceRequest, limits: PartitionLimits) -> tuple[Misfit, ...]:
     """Everything of a request that a partition cannot give; nothing where it fits."""
     has = f"'{limits.name}' has"
-    found = [*_beyond_limits(request, limits)]
+    reasons = [*_beyond_limits(request, limits)]
     total = sum(kind.nodes for kind in limits.kinds)
     if request.nodes is not None and request.nodes > total:
-        found.append(Misfit(("nodes",), f"{has} {count_of(total, 'node')}"))
+        reasons.append(Misfit(("nodes",), f"{has} {count_of(total, 'node')}"))
     per_kind = [_on_nodes(request, kind, limits.name) for kind in limits.kinds]
     if per_kind:  # the kind of nodes that comes nearest
-        found += sorted(per_kind, key=len)[0]
-    found += _in_all(request, limits) if not found else ()
-    return tuple(found)
+        reasons += sorted(per_kind, key=len)[0]
+    reasons += _in_all(request, limits) if not reasons else ()
+    return tuple(reasons)
 
 
 def _beyond_limits(request: ResourceRequest, limits: PartitionLimits) -> list[Misfit]:
     """What the partition itself refuses, whatever its nodes are."""
-    found: list[Misfit] = []
+    reasons: list[Misfit] = []
     name = f"'{limits.name}'"
     if request.minutes and limits.minutes and request.minutes > limits.minutes:
-        found.append(Misfit(("minutes",), f"{name} allows {walltime(limits.minutes)}"))
+        reasons.append(Misfit(("minutes",), f"{name} allows {walltime(limits.minutes)}"))
     if request.qos and limits.qos is not None and request.qos not in limits.qos:
         allowed = one_of(sorted(limits.qos)) if limits.qos else "none"
-        found.append(Misfit(("qos",), f"{name} allows the QOS {allowed}"))
+        reasons.append(Misfit(("qos",), f"{name} allows the QOS {allowed}"))
     if limits.arrays is not None and (request.last_of_array or 0) >= limits.arrays:
         why = f"the last index of an array is {limits.arrays - 1} here (MaxArraySize)"
-        found.append(Misfit(("last_of_array",), why))
+        reasons.append(Misfit(("last_of_array",), why))
     if request.mpi and limits.mpi is not None and request.mpi not in limits.mpi:
-        found.append(Misfit(("mpi",), f"srun --mpi takes {', '.join(limits.mpi)} here"))
-    return found
+        reasons.append(Misfit(("mpi",), f"srun --mpi takes {', '.join(limits.mpi)} here"))
+    return reasons
 
 
 def _on_nodes(request: ResourceRequest, kind: NodeKind, name: str) -> list[Misfit]:
     """What one node of a kind cannot hold."""
-    has, found = f"'{name}' has", list[Misfit]()
+    has, reasons = f"'{name}' has", list[Misfit]()
     for wanted, count in request.gpus_per_node:
         most = gpus_of(kind, wanted)
         if count > most:
             named = f"{wanted} GPUs" if wanted else "GPUs"
-            found.append(Misfit(("gpus_per_node",), f"{has} {most or 'no'} {named} per node"))
+            reasons.append(Misfit(("gpus_per_node",), f"{has} {most or 'no'} {named} per node"))
     cpus = (request.tasks_per_node or 1) * (request.cpus_per_task or 1)
     if cpus > kind.cpus:
         fields = ("cpus_per_task", "tasks_per_node", "tasks")
-        found.append(Misfit(fields, f"{has} {kind.cpus} CPUs per node"))
+        reasons.append(Misfit(fields, f"{has} {kind.cpus} CPUs per node"))
     gpus = sum(count for _, count in request.gpus_per_node)
     per_node = (
         request.memory_mb,
@@ -156,25 +156,25 @@ def _on_nodes(request: ResourceRequest, kind: NodeKind, name: str) -> list[Misfi
     )
     if any(memory and memory > kind.memory_mb for memory in per_node):
         fields = ("memory_mb", "memory_per_cpu", "memory_per_gpu")
-        found.append(Misfit(fields, f"{has} {kind.memory_mb:,} MB per node"))
+        reasons.append(Misfit(fields, f"{has} {kind.memory_mb:,} MB per node"))
     features = set(_FEATURE.findall(request.feature))
     plain = not re.search(r"[|*\[]", request.feature)
     if plain and kind.features is not None and not features <= kind.features:
         missing = one_of(sorted(features - kind.features))
-        found.append(Misfit(("feature",), f"no node of '{name}' has the feature {missing}"))
-    return found
+        reasons.append(Misfit(("feature",), f"no node of '{name}' has the feature {missing}"))
+    return reasons
 
 
 def _in_all(request: ResourceRequest, limits: PartitionLimits) -> list[Misfit]:
     """What all nodes that the job may have cannot hold together."""
-    found: list[Misfit] = []
+    reasons: list[Misfit] = []
     total = sum(kind.nodes for kind in limits.kinds)
     nodes = total if request.nodes is None else min(total, request.nodes)
     where = f"{count_of(nodes, 'node')} of '{limits.name}'"
     have = "has" if nodes == 1 else "have"
     cpus = _most(limits.kinds, nodes, [kind.cpus for kind in limits.kinds])
     if request.tasks and request.tasks * (request.cpus_per_task or 1) > cpus:
-        found.append(Misfit(("tasks", "cpus_per_task"), f"{where} {have} {cpus} CPUs"))
+        reasons.append(Misfit(("tasks", "cpus_per_task"), f"{where} {have} {cpus} CPUs"))
     asked: list[tuple[str, int]] = [*request.gpus]
     if request.gpus_per_task and request.tasks:
         asked.append(("", request.gpus_per_task * request.tasks))
@@ -183,8 +183,8 @@ def _in_all(request: ResourceRequest, limits: PartitionLimits) -> list[Misfit]:
         if count > most:
             gpus = f"{wanted} GPUs" if wanted else "GPUs"
             why = f"{where} {have} {most or 'no'} {gpus}"
-            found.append(Misfit(("gpus", "gpus_per_task"), why))
-    return found
+            reasons.append(Misfit(("gpus", "gpus_per_task"), why))
+    return reasons
 
 
 def gpus_of(kind: NodeKind, wanted: str) -> int:

@@ -19,22 +19,26 @@ def live_cluster() -> Cluster:
         MissingPrerequisite: there is none, or it does not answer.
     """
     config, nodes, partitions = client.config(), client.nodes(), client.partitions()
-    gres = [one for node in nodes for one in node.gres.split(",") if one]
+    gres = [entry for node in nodes for entry in node.gres.split(",") if entry]
     gpu_types = {kind for node in nodes for kind, _ in node.gpus if kind}
     mpi = _mpi()
     enforced = "associations" in config.get("AccountingStorageEnforce", "").lower()
     return Cluster(
         where=f"'{config['ClusterName'].split()[0]}'",
-        partitions=frozenset(one.name for one in partitions),
+        partitions=frozenset(partition.name for partition in partitions),
         accounts=(frozenset(client.own_accounts()) or None) if enforced else None,
         qos=(frozenset(client.all_qos()) or None) if enforced else None,
-        gres=frozenset(one.partition(":")[0].partition("(")[0] for one in gres),
+        gres=frozenset(entry.partition(":")[0].partition("(")[0] for entry in gres),
         gpu_types=frozenset(gpu_types) or None,
         features=frozenset(name for node in nodes for name in node.features),
         plugin_options=frozenset(client.plugin_options()),
         settings=config,
-        limits={one.name: _limits(one, nodes, config, mpi) for one in partitions if one.node_count},
-        default=next((one.name for one in partitions if one.default), ""),
+        limits={
+            partition.name: _limits(partition, nodes, config, mpi)
+            for partition in partitions
+            if partition.node_count
+        },
+        default=next((partition.name for partition in partitions if partition.default), ""),
     )
 
 

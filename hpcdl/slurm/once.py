@@ -98,11 +98,11 @@ def _sbatch(script: Path, options: Sequence[str], token: str) -> int:
     raise unconfirmed((answer.stderr or answer.stdout).splitlines()[-3:])
 
 
-def unconfirmed(said: Sequence[str] = ()) -> Unconfirmed:
+def unconfirmed(details: Sequence[str] = ()) -> Unconfirmed:
     """The error where it is unknown whether a job is queued."""
     return Unconfirmed(
         "Slurm did not tell whether it took the job",
-        details=said,
+        details=details,
         hint="run the same command again: it looks for the job first, so that nothing is queued "
         "twice; `hpcdl job list` looks, too",
     )
@@ -132,7 +132,7 @@ def by_token(tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
     mark = secrets.token_hex(8)
     form = parse.marked_format(("%F", "%o"), mark)
     text = ask(["squeue", "--me", "--all", "--states=all", f"--format={form}"]).stdout
-    rows = parsed(lambda said: parse.marked(said, mark), text, "squeue")
+    rows = parsed(lambda output: parse.marked(output, mark), text, "squeue")
     return _told(rows, tokens)
 
 

@@ -129,8 +129,8 @@ def known_release(version: str) -> SlurmRelease:
     """
     release, oldest = SlurmRelease.parse(version), known_releases()[0]
     if release < SlurmRelease.parse(f"{oldest}.0"):
-        said = f"Slurm {release} is older than what scripts are written for"
-        raise BadInput(said, hint=f"releases from {oldest} to {known_releases()[-1]} are known")
+        message = f"Slurm {release} is older than what scripts are written for"
+        raise BadInput(message, hint=f"releases from {oldest} to {known_releases()[-1]} are known")
     return release
 
 

@@ -180,17 +180,17 @@ def entries(cls: type) -> tuple[Declaration, ...]:
 
 @cache
 def _entries(cls: Any) -> tuple[Declaration, ...]:
-    found = []
-    for one in fields(cls):
-        if entry := one.metadata.get("declared"):
-            made = one.default_factory
-            default = one.default if made is MISSING else made()
-            key = one.name if entry.key == "" else entry.key
+    declarations = []
+    for attribute in fields(cls):
+        if entry := attribute.metadata.get("declared"):
+            made = attribute.default_factory
+            default = attribute.default if made is MISSING else made()
+            key = attribute.name if entry.key == "" else entry.key
             own = f"--{key}".replace("_", "-") if key else None
             flag = own if entry.flag == "" else entry.flag
-            entry = entry._replace(name=one.name, default=default, key=key, flag=flag)
-            found.append(entry._replace(schema=_property(entry)))
-    return tuple(found)
+            entry = entry._replace(name=attribute.name, default=default, key=key, flag=flag)
+            declarations.append(entry._replace(schema=_property(entry)))
+    return tuple(declarations)
 
 
 def shape(record: Any) -> tuple[object, ...]:
@@ -305,14 +305,14 @@ def _value(entry: Declaration, text: Any, path: _Path, note: _Note | None) -> An
 
 def check(record: _Record) -> _Record:
     """The record, its values as files and options give them; BadInput names all it cannot have."""
-    faults, found = _Faults(), {}
+    faults, values = _Faults(), {}
     for entry in entries(type(record)):
         value = getattr(record, entry.name)
         if value != entry.default:
             text = faults.check(entry, entry.write(value), entry.name)
-            found[entry.name] = text if faults.faults else _value(entry, text, (entry.name,), None)
+            values[entry.name] = text if faults.faults else _value(entry, text, (entry.name,), None)
     faults.raise_faults()
-    return replace(record, **found)  # type: ignore[type-var]
+    return replace(record, **values)  # type: ignore[type-var]
 
 
 def merged(cls: type, file: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -395,7 +395,7 @@ def configure(parser: argparse.ArgumentParser, cls: type, leave_out: Collection[
 
 def typed(cls: type, args: argparse.Namespace) -> dict[str, Any]:
     """The written forms that options give, checked; BadInput has all faults of the line at once."""
-    faults, found = _Faults(), {}
+    faults, values = _Faults(), {}
     for entry in entries(cls):
         text = getattr(args, entry.name, None) if entry.flag else None
         constants = [flag for flag in entry.constants if getattr(args, flag, None)]
@@ -403,12 +403,12 @@ def typed(cls: type, args: argparse.Namespace) -> dict[str, Any]:
             pair = [*constants, str(entry.flag)][:2]
             faults.fault(f"{pair[0]} and {pair[1]} exclude each other", None, "give one of them")
         elif constants:
-            found[str(entry.key)] = entry.constants[constants[0]][0]
+            values[str(entry.key)] = entry.constants[constants[0]][0]
         elif text is not None:
             value = _untyped(faults, entry, text)
-            found[str(entry.key)] = faults.check(entry, value, str(entry.flag))
+            values[str(entry.key)] = faults.check(entry, value, str(entry.flag))
     faults.raise_faults()
-    return found
+    return values
 
 
 def _untyped(faults: _Faults, entry: Declaration, text: Any) -> Any:

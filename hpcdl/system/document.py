@@ -127,8 +127,8 @@ class InvalidDocument(BadInput):
             details += ["", *show_fault(document, fault)]
         if len(faults) > _SHOWN_FAULTS:
             details += ["", f"... and {len(faults) - _SHOWN_FAULTS} more"]
-        said = f"{document.name} has {count_of(len(faults), 'fault')}"
-        super().__init__(said, details=details)
+        message = f"{document.name} has {count_of(len(faults), 'fault')}"
+        super().__init__(message, details=details)
         self.faults = tuple(faults)
 
 
@@ -230,11 +230,11 @@ def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Documen
     mark, tag = _mark(event), getattr(event, "tag", None)
     if event.anchor is not None:
         sign = "an alias" if isinstance(event, yaml.AliasEvent) else "an anchor"
-        said = f"{sign} ('{event.anchor}') is not supported"
-        document.faults.append(Fault(said, mark, "write the value out"))
+        message = f"{sign} ('{event.anchor}') is not supported"
+        document.faults.append(Fault(message, mark, "write the value out"))
     if tag is not None:
-        said = f"a tag ('{tag}') is not supported"
-        document.faults.append(Fault(said, mark, "write the value without it"))
+        message = f"a tag ('{tag}') is not supported"
+        document.faults.append(Fault(message, mark, "write the value without it"))
     if isinstance(event, yaml.ScalarEvent):
         return Scalar(event.value, event.style not in (None, ""), mark)
     if isinstance(event, yaml.SequenceStartEvent):

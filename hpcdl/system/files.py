@@ -255,16 +255,16 @@ def _hold(path: Path, deadline: float) -> int:
             while not take_lock(descriptor):
                 if time.monotonic() > deadline:
                     holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-                    said = f"another hpcdl is at work here: {holder or 'unknown holder'}"
-                    raise LockBusy(said, hint=f"wait for it to end; its lock is {path}")
+                    message = f"another hpcdl is at work here: {holder or 'unknown holder'}"
+                    raise LockBusy(message, hint=f"wait for it to end; its lock is {path}")
                 time.sleep(0.05)
             with suppress(FileNotFoundError):
                 if os.path.samestat(path.lstat(), os.fstat(descriptor)):
                     return descriptor
         except OSError as fault:
             os.close(descriptor)
-            said = f"cannot lock {path}: {fault.strerror}"
-            raise MissingPrerequisite(said, hint=_NO_LOCKS) from fault
+            message = f"cannot lock {path}: {fault.strerror}"
+            raise MissingPrerequisite(message, hint=_NO_LOCKS) from fault
         except BaseException:
             os.close(descriptor)
             raise

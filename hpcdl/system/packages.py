@@ -50,7 +50,7 @@ def find_program(name: str) -> Path | None:
 
 def look(rows: Iterable[Mapping[str, Any]], purposes: Iterable[str]) -> tuple[Package, ...]:
     """The packages of some purposes, each looked for on this machine."""
-    debian, wanted, found = Path("/etc/debian_version").exists(), set(purposes), []
+    debian, wanted, packages = Path("/etc/debian_version").exists(), set(purposes), []
     for row in (row for row in rows if row["purpose"] in wanted):
         pattern = row.get("file", "")
         file = min(Path("/").glob(pattern.lstrip("/")), default=None) if pattern else None
@@ -58,8 +58,8 @@ def look(rows: Iterable[Mapping[str, Any]], purposes: Iterable[str]) -> tuple[Pa
         # What Debian put there may be of a package beside the one that counts.
         if pattern and file is None and debian and place and place.parent == Path("/usr/bin"):
             place = None
-        found.append(Package(row["package"], row["purpose"], place, row.get("version")))
-    return tuple(found)
+        packages.append(Package(row["package"], row["purpose"], place, row.get("version")))
+    return tuple(packages)
 
 
 def apt_line(packages: Iterable[Package]) -> str:
@@ -87,13 +87,13 @@ def pythons() -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _pythons(path: str) -> tuple[str, ...]:
-    found = set()
+    minors = set()
     for place in filter(None, path.split(os.pathsep)):
         with suppress(OSError):
             matches = map(_PYTHON.fullmatch, os.listdir(place))  # noqa: PTH208 - names are all
-            found |= {int(match.group(1)) for match in matches if match}
+            minors |= {int(match.group(1)) for match in matches if match}
     own = sys.version_info.minor
-    return tuple(f"3.{minor}" for minor in (own, *sorted(found - {own}, reverse=True)))
+    return tuple(f"3.{minor}" for minor in (own, *sorted(minors - {own}, reverse=True)))
 
 
 def that_start(minors: Sequence[str]) -> tuple[str, ...]:

@@ -82,14 +82,14 @@ def cache(*parts: str) -> Path:
 
 def expand(text: str) -> str:
     """A path with `~` and the variables that are known here replaced: HOME, USER, HPCDL_HOME."""
-    known = {
+    values = {
         "HPCDL_HOME": lambda: str(home()),
         "HOME": lambda: str(Path.home()),
         "USER": lambda: user_name(os.environ.get("USER")),
     }
     text = re.sub(
         r"\$\{([A-Z_]+)\}|\$([A-Z_]+)",
-        lambda m: known.get(m.group(1) or m.group(2), m.group)(),
+        lambda m: values.get(m.group(1) or m.group(2), m.group)(),
         text,
     )
     if not text.startswith("~"):
@@ -132,8 +132,8 @@ def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:
     try:
         place = Path(chosen).absolute() if chosen else Path.home() / below_home
     except RuntimeError as fault:
-        said, hint = "this user has no home directory", "set HOME, or HPCDL_HOME and HPCDL_CACHE"
-        raise MissingPrerequisite(said, hint=hint) from fault
+        message, hint = "this user has no home directory", "set HOME, or HPCDL_HOME and HPCDL_CACHE"
+        raise MissingPrerequisite(message, hint=hint) from fault
     return require_no_stranger(place.joinpath(*parts))
 
 

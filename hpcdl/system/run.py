@@ -137,8 +137,8 @@ def run(
                 preexec_fn=tie() if tied else None,
             )  # one call, no threads
     except subprocess.TimeoutExpired as fault:
-        said = f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}"
-        raise Stopped(said, hint=hint) from fault
+        message = f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}"
+        raise Stopped(message, hint=hint) from fault
     except (OSError, ValueError) as fault:
         raise _not_run(command, where, fault, hint) from fault
     result = CommandResult(command, where, *ended, time.monotonic() - start, log)

@@ -214,8 +214,8 @@ def _string(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     elif len(text) > longest:
         _fault(source, what, f"is too long: {len(text)} characters", node)
     elif "pattern" in schema and not _matches(schema["pattern"], text):
-        said = f"is '{short(text)}', which does not match the format"
-        _fault(source, what, said, node, schema.get("patternErrorMessage") or _purpose(schema))
+        problem = f"is '{short(text)}', which does not match the format"
+        _fault(source, what, problem, node, schema.get("patternErrorMessage") or _purpose(schema))
     elif schema.get("format") == "line":
         return one_line(text)
     else:
@@ -270,8 +270,8 @@ def _boolean(source: _Source, node: Any, schema: Schema, what: str) -> Any:
     if text in _BOOLEANS:
         return _BOOLEANS[text]
     if other := _OTHER_BOOLEANS.get(text.lower()):
-        said = f"is '{text}', not true or false"
-        return _fault(source, what, said, node, f"did you mean '{other}'?")
+        problem = f"is '{text}', not true or false"
+        return _fault(source, what, problem, node, f"did you mean '{other}'?")
     return _wrong_type(source, node, schema, what)
 
 
@@ -282,14 +282,14 @@ def _matches(pattern: str, text: str) -> bool:
 
 def _wrong_type(source: _Source, node: Any, schema: Schema, what: str) -> None:
     if isinstance(node, Sequence | list):
-        found = "a list"
+        actual = "a list"
     elif isinstance(node, Mapping | dict):
-        found = "a mapping"
+        actual = "a mapping"
     else:
         huge = isinstance(node, int) and abs(node) >= _LONGEST_INTEGER
-        found = f"'{short('a number too large' if huge else str(_text(node)))}'"
-    said = f"must be {_NAMES[_kind(schema)]}, not {found}"
-    _fault(source, what, said, node, _purpose(schema))
+        actual = f"'{short('a number too large' if huge else str(_text(node)))}'"
+    problem = f"must be {_NAMES[_kind(schema)]}, not {actual}"
+    _fault(source, what, problem, node, _purpose(schema))
 
 
 def _purpose(schema: Schema) -> str:

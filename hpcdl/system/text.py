@@ -101,7 +101,10 @@ def listed(names: Mapping[str, str]) -> str:
     width = max(map(len, names))
     room = max(20, shutil.get_terminal_size().columns - width - 4)
     rest = "\n" + " " * (width + 4)
-    lines = (f"  {name:<{width}}  {rest.join(wrap(said, room))}" for name, said in names.items())
+    lines = (
+        f"  {name:<{width}}  {rest.join(wrap(description, room))}"
+        for name, description in names.items()
+    )
     return "\n".join(lines)
 
 

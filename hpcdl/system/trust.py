@@ -123,8 +123,8 @@ def _group(number: int) -> str:
 
 
 def _foreign(path: Path, reason: str, hint: str) -> MissingPrerequisite:
-    said = f"{path} is not read: {reason}, and it says what is run"
-    return MissingPrerequisite(said, hint=hint)
+    message = f"{path} is not read: {reason}, and it says what is run"
+    return MissingPrerequisite(message, hint=hint)
 
 
 def make_private(path: Path, mode: int = 0o700) -> Path:
@@ -176,8 +176,8 @@ def _walk(path: Path) -> bool:
             left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
             continue
         if _others_write(here, status) and not status.st_mode & stat.S_ISVTX and not closed:
-            said = "others may rename what lies in it, as it is not sticky"
-            raise _untrusted(here, said, cure=True)
+            reason = "others may rename what lies in it, as it is not sticky"
+            raise _untrusted(here, reason, cure=True)
         own = status.st_uid == os.getuid() and not status.st_mode & _OTHERS
         real.append((here, closed or own))
     return real[-1][1]

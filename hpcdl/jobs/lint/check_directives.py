@@ -417,13 +417,13 @@ _HUNGRY = re.compile(
 def names_of_the_cluster(job: Job) -> Iterator[Hit]:
     """Partitions, accounts, QOS, features, types of GPUs and GRES that the cluster has not."""
     cluster = job.cluster
-    for name, rule, known in (
+    for name, rule, existing in (
         ("partition", "partition-unknown", cluster.partitions),
         ("account", "account-unknown", cluster.accounts),
         ("qos", "qos-unknown", cluster.qos),
     ):
         for _, _, option in job.given(name):
-            yield from _unknown(job, rule, option, option.text.split(","), known)
+            yield from _unknown(job, rule, option, option.text.split(","), existing)
     for _, _, option in job.given("constraint"):
         names = _FEATURE.findall(_COUNT.sub("", option.text))
         yield from _unknown(job, "feature-unknown", option, names, cluster.features)
@@ -439,14 +439,14 @@ def names_of_the_cluster(job: Job) -> Iterator[Hit]:
 
 
 def _unknown(
-    job: Job, rule: str, option: Option, names: Iterable[str], known: Names
+    job: Job, rule: str, option: Option, names: Iterable[str], existing: Names
 ) -> Iterator[Hit]:
-    if known is None:
+    if existing is None:
         return
     for name in filter(None, map(str.strip, names)):
-        if name not in known:
-            close = nearest(name, known)
-            there = f"{job.cluster.where} has {', '.join(sorted(known)[:8]) or 'none'}"
+        if name not in existing:
+            close = nearest(name, existing)
+            there = f"{job.cluster.where} has {', '.join(sorted(existing)[:8]) or 'none'}"
             guess = f"did you mean '{close}'?" if close else there
             yield at(rule, option, f"'{name[:60]}'; {guess}")
 

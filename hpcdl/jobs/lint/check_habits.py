@@ -160,8 +160,8 @@ def indented_directives(job: Job) -> Iterator[Hit]:
 def word_processor(job: Job) -> Iterator[Hit]:
     """What a word processor or a web page put in place of quotes, dashes and blanks."""
     for line in job.script.header:
-        said = re.split(r"\s#", line.text)[0]  # without its comment
-        found = _TYPOGRAPHIC.search(said) if said.startswith(("#SBATCH", "#!")) else None
+        statement = re.split(r"\s#", line.text)[0]  # without its comment
+        found = _TYPOGRAPHIC.search(statement) if statement.startswith(("#SBATCH", "#!")) else None
         if found:
             yield Hit("typographic", line.start + found.start(), 1, f"U+{ord(found.group()):04X}")
 

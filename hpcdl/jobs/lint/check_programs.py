@@ -242,23 +242,27 @@ def node_lists_as_lists(job: Job) -> Iterator[Hit]:
 @checks("threads-beyond")
 def threads_of_every_task(job: Job) -> Iterator[Hit]:
     """More threads for each of several tasks of a node than the task has CPUs."""
-    steps = [one for one in job.script.steps if not (one.trivial or one.options.opaque)]
+    steps = [step for step in job.script.steps if not (step.trivial or step.options.opaque)]
     alone = job.options.has("exclusive")
-    for one in job.script.assigned("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    for variable in job.script.assigned("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         for step in steps:
             tasks = job.step_tasks_per_node(step) if step.launcher == "srun" else job.tasks_per_node
-            other = one.command.start > step.start if one.exported else bool(one.command.words)
-            apart = other and one.command is not step.command
+            other = (
+                variable.command.start > step.start
+                if variable.exported
+                else bool(variable.command.words)
+            )
+            apart = other and variable.command is not step.command
             if tasks is None or tasks < 2 or apart or job.mpirun_ranks(step) == 1:
                 continue
             cpus = step.options.number("cpus-per-task") or job.options.number("cpus-per-task")
-            threads = job.number(one.value)
-            every = _ALL_CPUS.search(one.value) and "/" not in one.value
+            threads = job.number(variable.value)
+            every = _ALL_CPUS.search(variable.value) and "/" not in variable.value
             beyond = threads is not None and threads > (cpus or 3) and not (alone and not cpus)
             if every or beyond:
                 count = "all CPUs of the node" if every else f"{threads} threads"
                 detail = f"{count} for each of {tasks} tasks with {count_of(cpus or 1, 'CPU')}"
-                yield at("threads-beyond", one, detail)
+                yield at("threads-beyond", variable, detail)
                 break
 
 
@@ -271,16 +275,16 @@ def workers_beyond_cpus(job: Job) -> Iterator[Hit]:
     each = job.options.number("cpus-per-task")
     if each is None or job.options.has("exclusive"):
         return
-    for one in job.script.assigned(*_THREADS) if job.tasks_per_node == 1 else ():
-        threads = job.number(one.value)
-        if threads and threads > each and not one.command.scopes:
-            yield at("workers-beyond", one, f"{threads} threads for {count_of(each, 'CPU')}")
+    for variable in job.script.assigned(*_THREADS) if job.tasks_per_node == 1 else ():
+        threads = job.number(variable.value)
+        if threads and threads > each and not variable.command.scopes:
+            yield at("workers-beyond", variable, f"{threads} threads for {count_of(each, 'CPU')}")
     for command in job.script.commands:
         for words in job.programs_in(command):
             if words[0].program in {"xargs", "parallel", "make"}:
                 letter = re.compile(r"(?:-[PjJ]|--jobs|--max-procs)(?:=?(\d+))?\Z")
                 count, cpus = job.number(_value(words, letter)), each * (job.tasks_per_node or 1)
-            elif words[0].program.startswith("python") or is_agent([one.value for one in words]):
+            elif words[0].program.startswith("python") or is_agent([word.value for word in words]):
                 count, cpus = job.number(_value(words, _WORKERS)), each
             else:
                 continue
@@ -373,13 +377,17 @@ def variables_misspelt(job: Job) -> Iterator[Hit]:
         r"\b(?:eval|read|source|\.|getopts)\s", job.script.text
     ):
         return
-    assigned = {one.name: one for one in job.script.assignments}
+    assigned = {variable.name: variable for variable in job.script.assignments}
     heads = {
-        one.words[1].raw for one in job.script.commands if one.name == "for" and len(one.words) > 1
+        command.words[1].raw
+        for command in job.script.commands
+        if command.name == "for" and len(command.words) > 1
     }
     uses = list(_used(job))
     names = {name for name, _, _ in uses}
-    idle = [name for name, one in assigned.items() if name not in names and not one.exported]
+    idle = [
+        name for name, variable in assigned.items() if name not in names and not variable.exported
+    ]
     for name, word, start in uses:
         if name in assigned or name in heads or len(name) < 5:
             continue

@@ -179,20 +179,22 @@ def lost_statuses(job: Job) -> Iterator[Hit]:
     """Work whose exit code nobody sees: at the front of a pipe, or behind a bare `wait`."""
     script = job.script
     seen = "PIPESTATUS" in script.text or "pipefail" in script.text
-    commands = [one for one in script.commands if not one.within("substitution", "inner")]
+    commands = [
+        command for command in script.commands if not command.within("substitution", "inner")
+    ]
     work = [command for command, _ in main_work(job)]
-    for one in work:
-        if one.piped and not seen:
-            yield at("status-lost", one.words[0])
-    starts = [one.start for one in work if one.background and not _serves(one)]
-    careful = any(one.name == "wait" and len(one.words) > 1 for one in commands)
+    for step in work:
+        if step.piped and not seen:
+            yield at("status-lost", step.words[0])
+    starts = [step.start for step in work if step.background and not _serves(step)]
+    careful = any(command.name == "wait" and len(command.words) > 1 for command in commands)
     for command, after in pairwise([*commands, None]):
         if command is None or command.name != "wait" or len(command.words) > 1:
             continue
         if not any(start < command.start for start in starts):
             continue
         asked = after is not None and any(
-            "$?" in one.raw for one in (*after.assignments, *after.words)
+            "$?" in word.raw for word in (*after.assignments, *after.words)
         )
         if asked:
             yield at("wait-status", command.words[0])

@@ -372,16 +372,19 @@ def _filled_in(raw: str) -> bool:
 @checks("rank-by-hand")
 def ranks_by_hand(job: Job) -> Iterator[Hit]:
     """Ranks that a script renumbers: by a case, a test or a table of its own."""
-    for one in job.script.assigned(*_LOCAL_RANKS, *_GLOBAL_RANKS):
-        if _INDEXED.search(one.value):
-            yield at("rank-by-hand", one)
-        elif one.name in _GLOBAL_RANKS and one.value in {"$SLURM_LOCALID", "${SLURM_LOCALID}"}:
+    for variable in job.script.assigned(*_LOCAL_RANKS, *_GLOBAL_RANKS):
+        if _INDEXED.search(variable.value):
+            yield at("rank-by-hand", variable)
+        elif variable.name in _GLOBAL_RANKS and variable.value in {
+            "$SLURM_LOCALID",
+            "${SLURM_LOCALID}",
+        }:
             if job.nodes != 1 and job.script.is_batch:
-                yield at("rank-by-hand", one, "the local rank is taken for the global one")
-        elif one.value.isdigit():
-            rank = _rank_at(one)
-            if rank is not None and int(rank) != int(one.value[:9]):
-                yield at("rank-by-hand", one, f"rank {rank} becomes {one.value[:9]}")
+                yield at("rank-by-hand", variable, "the local rank is taken for the global one")
+        elif variable.value.isdigit():
+            rank = _rank_at(variable)
+            if rank is not None and int(rank) != int(variable.value[:9]):
+                yield at("rank-by-hand", variable, f"rank {rank} becomes {variable.value[:9]}")
 
 
 def _rank_at(one: Assignment) -> str | None:

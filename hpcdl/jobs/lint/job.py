@@ -270,21 +270,21 @@ def apply(script: BatchScript, hits: Iterable[Hit], active: frozenset[str]) -> l
         if line.text.endswith("\\"):
             ends[line.number] = ends[line.number + 1]
     waivers = list(_waivers(script, ends))
-    covered = {(one.rule, one.end) for one in waivers}
+    covered = {(waiver.rule, waiver.end) for waiver in waivers}
     left, used = [], set()
     for hit in hits:
         places = {(hit.rule, _FILE), (hit.rule, ends[script.place(hit.start)[0]])} & covered
         used |= places
         left += [] if places else [hit]
-    known = {one.id for one in all_rules()}
-    for one in waivers:
-        if one.rule not in known:
-            detail = f"'{one.rule[:60]}'" if one.rule else "it names none"
-            left.append(Hit("waiver-unknown", one.start, one.length, detail))
-        elif one.rule in active and (one.rule, one.end) not in used:
-            left.append(Hit("waiver-unused", one.start, one.length, one.rule))
-        elif not one.reason:
-            left.append(Hit("waiver-reason", one.start, one.length, one.rule))
+    ids = {rule.id for rule in all_rules()}
+    for waiver in waivers:
+        if waiver.rule not in ids:
+            detail = f"'{waiver.rule[:60]}'" if waiver.rule else "it names none"
+            left.append(Hit("waiver-unknown", waiver.start, waiver.length, detail))
+        elif waiver.rule in active and (waiver.rule, waiver.end) not in used:
+            left.append(Hit("waiver-unused", waiver.start, waiver.length, waiver.rule))
+        elif not waiver.reason:
+            left.append(Hit("waiver-reason", waiver.start, waiver.length, waiver.rule))
     return left
 
 

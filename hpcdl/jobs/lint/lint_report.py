@@ -78,7 +78,7 @@ def run_lint(
             continue
         name = str(path)
         _note_of_shell(BatchScript(text, name))
-        found = lint(
+        findings = lint(
             text,
             name=name,
             version=release,
@@ -87,10 +87,10 @@ def run_lint(
             sourced=sourced,
         )
         if live:
-            found += _of_sbatch(path)
-        results.append((name, found))
+            findings += _of_sbatch(path)
+        results.append((name, findings))
         if not (as_json or as_sarif):
-            print(_as_text(name, text, str(release), found, advice))
+            print(_as_text(name, text, str(release), findings, advice))
     if not results and refused:
         raise refused[0]
     if as_sarif or as_json:
@@ -98,7 +98,7 @@ def run_lint(
         print(json.dumps(data, indent=2))
     for error in refused:
         print(error.render(), file=sys.stderr)
-    errors = any(one.severity == "error" for _, found in results for one in found)
+    errors = any(finding.severity == "error" for _, findings in results for finding in findings)
     return ExitCode.NO if errors else ExitCode.USAGE if refused else ExitCode.OK
 
 
@@ -214,13 +214,13 @@ def _row(finding: LintFinding) -> dict[str, Any]:
 
 
 def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
-    found = [(name, one) for name, findings in results for one in _shown(findings, advice)]
-    rules = {finding.rule.id: _sarif_rule(finding.rule) for _, finding in found}
+    shown = [(name, finding) for name, findings in results for finding in _shown(findings, advice)]
+    rules = {finding.rule.id: _sarif_rule(finding.rule) for _, finding in shown}
     driver = {"name": "hpcdl job lint", "version": __version__, "rules": list(rules.values())}
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
-        "results": [_sarif_result(name, one) for name, one in found],
+        "results": [_sarif_result(name, finding) for name, finding in shown],
     }
     return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
@@ -262,23 +262,23 @@ def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
         if str(path) == "-" or not path.is_dir():
             yield path, _attempt(path)
             continue
-        found: list[tuple[Path, str | BadInput]]
-        found = [
+        texts: list[tuple[Path, str | BadInput]]
+        texts = [
             (one, text)
             for one in _below(path)
             if isinstance(text := _attempt(one), str)
             and text.startswith(_BEGINS)
             and _DIRECTIVE.search(text)
         ]
-        yield from found or [(path, BadInput(f"no batch script below {path}", hint=_WHAT))]
+        yield from texts or [(path, BadInput(f"no batch script below {path}", hint=_WHAT))]
 
 
 def _below(directory: Path) -> Iterator[Path]:
-    count, told = 0, time.monotonic()
+    count, last_note = 0, time.monotonic()
     for parent, directories, names in os.walk(directory):
         count += len(names)
-        if time.monotonic() > told + _SECONDS:
-            told = time.monotonic()
+        if time.monotonic() > last_note + _SECONDS:
+            last_note = time.monotonic()
             print(f"note: {count:,} files looked at, now in {parent}", file=sys.stderr, flush=True)
         if Path(parent) in _NO_FILES:
             directories.clear()

@@ -101,13 +101,13 @@ class Options:
     @property
     def gpus(self) -> list[GpusAsked]:
         """Every request for GPUs; what a variable counts is taken for one."""
-        found = []
+        requests = []
         for option in self.given:
             pattern = _GPU_OPTIONS.get(option.name)
             for kind, count in pattern.findall(option.text[:2000]) if pattern else ():
                 if number := int(count.rstrip("kKmM")[:9] if count[:1].isdigit() else 1):
-                    found.append(GpusAsked(option, kind, number))
-        return found
+                    requests.append(GpusAsked(option, kind, number))
+        return requests
 
     @property
     def nodes(self) -> int | None:
@@ -153,22 +153,24 @@ class Options:
     @property
     def request(self) -> ResourceRequest:
         """What a job of these options asks for, where it can be known."""
-        counted = [one for one in self.gpus if "$" not in one.option.text]
+        counted = [gpus for gpus in self.gpus if "$" not in gpus.option.text]
         last = {name: self.last(name) for name in _GPU_OPTIONS}
-        asked = [one for one in counted if one.option is last[one.option.name]]
+        asked = [gpus for gpus in counted if gpus.option is last[gpus.option.name]]
         array = _LAST.search(self.text("array").partition("%")[0].partition(":")[0])
         memory = {
             name: _megabytes(self.text(name)) for name in ("mem", "mem-per-cpu", "mem-per-gpu")
         }
-        per_task = next((one.number for one in asked if one.option.name == "gpus-per-task"), None)
+        per_task = next(
+            (gpus.number for gpus in asked if gpus.option.name == "gpus-per-task"), None
+        )
         return ResourceRequest(
             nodes=self._least_nodes,
             tasks=self.tasks,
             tasks_per_node=self.tasks_per_node,
             cpus_per_task=self.number("cpus-per-task"),
-            gpus=tuple((one.kind, one.number) for one in asked if one.option.name == "gpus"),
+            gpus=tuple((gpus.kind, gpus.number) for gpus in asked if gpus.option.name == "gpus"),
             gpus_per_node=tuple(
-                (one.kind, one.number) for one in asked if one.option.name in _PER_NODE
+                (gpus.kind, gpus.number) for gpus in asked if gpus.option.name in _PER_NODE
             ),
             gpus_per_task=per_task,
             memory_mb=memory["mem"],

@@ -214,7 +214,7 @@ class BatchScript:
     @cached_property
     def directives(self) -> tuple[Directive, ...]:
         """The directives that count, in order."""
-        found: list[Directive] = []
+        directives: list[Directive] = []
         component = 0
         for line in self.header:
             if (match := _DIRECTIVE.match(line.text)) is None:
@@ -223,8 +223,8 @@ class BatchScript:
                 component += 1
             words, broken = directive_words(line, (separator or match).end())
             options = read_options(words, "sbatch", expands=False)
-            found.append(Directive(line, component, options, broken))
-        return tuple(found)
+            directives.append(Directive(line, component, options, broken))
+        return tuple(directives)
 
     @cached_property
     def components(self) -> tuple[Options, ...]:
@@ -286,17 +286,17 @@ def directive_words(line: SourceLine, position: int) -> tuple[list[Word], str]:
     return words, ""
 
 
-def _note(command: ShellCommand, known: dict[str, tuple[str, ...]]) -> None:
+def _note(command: ShellCommand, literals: dict[str, tuple[str, ...]]) -> None:
     """Take in the literal text that a command's assignments give to variables.
 
     One that is set under a condition or in a loop may hold something else, and is not known.
     """
     for one in () if command.within("substitution", "inner") else _assigned(command):
-        before = known.pop(one.name, ())
+        before = literals.pop(one.name, ())
         if not (command.scopes or "$(" in one.raw or "`" in one.raw):
             words = (*(before if one.adds else ()), *_literal_words(one.raw))
             if len(words) <= _MAX_WORDS:
-                known[one.name] = words
+                literals[one.name] = words
 
 
 def _literal_words(raw: str) -> tuple[str, ...]:
