@@ -50,7 +50,9 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
             start = time.perf_counter()
             copy()
             times.append(time.perf_counter() - start)
-        rates.setdefault(kind, {})[name] = [round(size / one / _GIGA, 4) for one in times[WARMUP:]]
+        rates.setdefault(kind, {})[name] = [
+            round(size / seconds / _GIGA, 4) for seconds in times[WARMUP:]
+        ]
     summary = {kind: min(map(median, of.values())) for kind, of in rates.items()}
     best = {f"best_{kind}": min(map(max, of.values())) for kind, of in rates.items()}
     write_measurement(
@@ -59,7 +61,11 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
         gpu_per_rank=len(gpus),
         versions={"tensorflow": tf.__version__},
         options={"bytes": size, "repeats": args.repeats, "warmup": WARMUP},
-        samples={"gbs_by_way": {name: one for of in rates.values() for name, one in of.items()}},
+        samples={
+            "gbs_by_way": {
+                name: way_rates for of in rates.values() for name, way_rates in of.items()
+            }
+        },
         summary={**summary, **best},
     )
     for kind, rate in summary.items():

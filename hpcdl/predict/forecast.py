@@ -249,18 +249,18 @@ def forecast(
 
     `measured` are runs of several GPUs here.
     """
-    law, one = scaling_law(), calibration.seconds
-    alone = predict_step(machine, replace(work, plan=None), one, 1, 1, law)
+    law, one_gpu = scaling_law(), calibration.seconds
+    alone = predict_step(machine, replace(work, plan=None), one_gpu, 1, 1, law)
     # One GPU of the old pipeline waits, too: efficiency is then of a GPU that waits for nothing.
     reference = alone.seconds if work.feed.ahead else alone.compute
     ran_here = calibration.proof == "run" and calibration.batch >= work.batch
 
     def point(gpus: int) -> ScalingPoint:
         nodes = max(1, gpus // machine.per_node)
-        step = predict_step(machine, work, one, gpus, nodes, law)
+        step = predict_step(machine, work, one_gpu, gpus, nodes, law)
         ran = nearest(measured, gpus, nodes) if gpus > 1 else None
         if ran:
-            theirs = predict_step(machine, work, one, ran.ranks, ran.nodes, law)
+            theirs = predict_step(machine, work, one_gpu, ran.ranks, ran.nodes, law)
             lost = stretched(step.loss, ran.loss(theirs.compute), theirs.loss)
             if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
                 step = replace(step, compute=min(step.compute, ran.middle))
@@ -349,7 +349,7 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
     A range gives its doublings and its end, rounded to whole nodes; with `every`, all counts
     that fill nodes. Other text, and a single count that fills no nodes, is a `BadInput`.
     """
-    found: set[int] = set()
+    counts: set[int] = set()
     for part in text.split(","):
         match = _RANGE.match(part.strip())
         if not match:
@@ -365,13 +365,13 @@ def expand(text: str, per_node: int, *, every: bool = False) -> tuple[int, ...]:
                 f"{first} GPUs do not fill whole nodes of {per_node}",
                 hint=f"take {down} or {down + per_node}",
             )
-        found.update(_range(first, last, per_node, every))
-    if not found:
+        counts.update(_range(first, last, per_node, every))
+    if not counts:
         raise BadInput(
             f"no count in '{text[:60]}' fills whole nodes of {per_node}",
             hint=f"take a range with {per_node} or {2 * per_node} in it",
         )
-    return tuple(sorted(found))
+    return tuple(sorted(counts))
 
 
 def _range(first: int, last: int, per_node: int, every: bool) -> Iterable[int]:

@@ -86,8 +86,8 @@ class Machine:
     def between(self) -> Link:
         """The network; where nobody knows it, a `BadInput` says how to give it."""
         if self.network is None:
-            said = f"the network between the nodes of '{self.name}' is not known"
-            raise BadInput(said, hint=NETWORK_HINT)
+            message = f"the network between the nodes of '{self.name}' is not known"
+            raise BadInput(message, hint=NETWORK_HINT)
         return self.network
 
 
@@ -146,20 +146,20 @@ def gpu_of(text: str) -> str | None:
     Raises:
         BadInput: the text fits several rows, such as `H100`.
     """
-    said, table = _words(text), facts.load("gpus")
-    bare = "sxm" in said  # without its number: any of them
+    wanted, table = _words(text), facts.load("gpus")
+    bare = "sxm" in wanted  # without its number: any of them
     rows = {name: _words(_SXM.sub("sxm", name) if bare else name) for name in table["gpus"]}
-    exact = [name for name, words in rows.items() if words == said]
+    exact = [name for name, words in rows.items() if words == wanted]
     if exact:
         return str(exact[0])
-    partly = [name for name, words in rows.items() if said and said <= words]
+    partly = [name for name, words in rows.items() if wanted and wanted <= words]
     if len(partly) > 1:
         raise BadInput(
             f"the GPU '{text[:60]}' may be {one_of(sorted(partly))}", hint="write one of them"
         )
-    aliases = [name for alias, name in table["aliases"].items() if _words(alias) == said]
+    aliases = [name for alias, name in table["aliases"].items() if _words(alias) == wanted]
     whole = sorted(
-        (name for name, words in rows.items() if words <= said), key=lambda name: -len(rows[name])
+        (name for name, words in rows.items() if words <= wanted), key=lambda name: -len(rows[name])
     )
     return next(map(str, (*partly, *aliases, *whole)), None)
 

@@ -157,13 +157,13 @@ def activation_bytes(net: NetworkSums, plan: ModelSplit, batch: int, element: in
     """Bytes of activations on the fullest GPU, of the first stage or the last one."""
     most, ends = plan.blocks(net)
     # In 1F1B the first stage keeps a micro-batch per stage, and interleaved some more.
-    one, flying = kept(net, plan, batch, element), float(min(plan.stages, plan.micro_batches))
+    per_block, flying = kept(net, plan, batch, element), float(min(plan.stages, plan.micro_batches))
     if plan.interleave > 1:
         flying += (plan.stages - 1) / plan.interleave
     working = kept(net, plan, batch, element, "none") if plan.checkpointing == "full" else 0.0
     # The last stage has logits and their gradients, in float32.
     logits = 2 * FLOAT_BYTES * net.height * batch * net.shape.vocabulary / plan.tensor
-    return max(flying * most * one, ends * one + logits) + working
+    return max(flying * most * per_block, ends * per_block + logits) + working
 
 
 def stage_parameters(net: NetworkSums, plan: ModelSplit) -> float:

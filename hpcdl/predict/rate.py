@@ -77,14 +77,14 @@ def from_plan(machine: Machine, work: Workload) -> Calibration:
     """One GPU's micro-batch of a split transformer, by the part of its peak that GPUs reach."""
     _refuse_unknown(machine, work)
     plan = work.plan or ModelSplit()
-    split, known = split_work(machine, work), utilisation(machine.gpu, plan)
+    split, bounds = split_work(machine, work), utilisation(machine.gpu, plan)
     return Calibration(
         split.alone(plan),
         work.batch,
         f"matrices at {split.efficiency:.0%} of the GPU's peak, as in published transformers",
         "doubtful",
-        known["low"],
-        known["high"],
+        bounds["low"],
+        bounds["high"],
     )
 
 
@@ -97,20 +97,20 @@ def from_rows(machine: Machine, work: Workload) -> Calibration:
     _refuse_unknown(machine, work)
     ranges = facts.load("predict")["one_gpu"]
     framework = "PyTorch" if work.form in {"ddp", "fsdp"} else "TensorFlow"
-    found = reached(machine, work, framework, one_gpu_rows())
-    if found.nearest is None:
-        kind = "borrowed" if found.known else "unseen"
+    reach = reached(machine, work, framework, one_gpu_rows())
+    if reach.nearest is None:
+        kind = "borrowed" if reach.known else "unseen"
         source, proof = (
             "effects of GPU, precision and network in published rows (none joins these)",
             "doubtful",
         )
     else:
-        row = found.nearest
+        row = reach.nearest
         kind, proof = ("same" if row.framework.startswith(framework) else "foreign"), "published"
         batch = row.batch or "unknown"
         source = f"{row.id}: {row.rate:g} images/s at batch {batch}{' with XLA' if row.xla else ''}"
         source += f" ({row.framework})" if kind == "foreign" else ""
-    seconds = roof(machine, work) / math.exp(found.part)
+    seconds = roof(machine, work) / math.exp(reach.part)
     return Calibration(seconds, work.batch, source, proof, **ranges[kind])
 
 
@@ -157,7 +157,7 @@ def one_gpu_rows() -> tuple[OneGpuRow, ...]:
 
 def rows_of(records: Iterable[Mapping[str, Any]]) -> tuple[OneGpuRow, ...]:
     """The rows of records that one GPU's rate can be told from."""
-    found = []
+    rows = []
     for record in records:
         model, precision = model_of(record["model"]), precision_of(record.get("precision", "fp32"))
         if record["gpus"] != 1 or not record.get("images_per_sec") or "unstated" in record:
@@ -171,7 +171,7 @@ def rows_of(records: Iterable[Mapping[str, Any]]) -> tuple[OneGpuRow, ...]:
         batch = int(record["batch_per_gpu"]) if record.get("batch_per_gpu") else None
         work = Workload(net, batch or USUAL_BATCH, precision)
         rate = float(record["images_per_sec"])
-        found.append(
+        rows.append(
             OneGpuRow(
                 record["id"],
                 machine.gpu,
@@ -186,7 +186,7 @@ def rows_of(records: Iterable[Mapping[str, Any]]) -> tuple[OneGpuRow, ...]:
                 record["source"],
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def roof(machine: Machine, work: Workload) -> float:

@@ -170,7 +170,7 @@ def answer(request: ScalingRequest) -> Forecast:
     """
     machine, work, calibration = prepare(request)
     counts, left_out = _counts(request, machine)
-    found = forecast(
+    prediction = forecast(
         machine,
         work,
         calibration,
@@ -179,7 +179,9 @@ def answer(request: ScalingRequest) -> Forecast:
         limits=PlanLimits(request.loss, request.deadline_hours),
         measured=_measured(request, work),
     )
-    return replace(found, links=tuple(one.describe for one in request.links), left_out=left_out)
+    return replace(
+        prediction, links=tuple(exchange.describe for exchange in request.links), left_out=left_out
+    )
 
 
 def _amount(request: ScalingRequest, net: NetworkSums) -> DataAmount:
@@ -259,16 +261,16 @@ def prepare(request: ScalingRequest) -> tuple[Machine, Workload, rate.Calibratio
 
 def _with_links(request: ScalingRequest, machine: Machine) -> Machine:
     """The machine with the links that were measured: by all-reduce checks, or as stated."""
-    for one in request.links:
-        results.same_machine(one, machine)
+    for exchange in request.links:
+        results.same_machine(exchange, machine)
     stated = (request.link_gbs, request.network_gbs)
     for several, name in enumerate(("within a node", "between nodes")):
-        checks = sum((one.nodes > 1) == several for one in request.links)
+        checks = sum((exchange.nodes > 1) == several for exchange in request.links)
         if checks + (stated[several] is not None) > 1:
             once = "give one result of an all-reduce check, or --link or --network"
             raise BadInput(f"the links {name} are given twice", hint=once)
-    for one in request.links:
-        machine = results.fitted(machine, one)
+    for exchange in request.links:
+        machine = results.fitted(machine, exchange)
     link, between = machine.inside, machine.network or slowest()
     if request.link_gbs is not None:
         link = replace(link, bandwidth=request.link_gbs * GIGA, measured=True)

@@ -311,13 +311,13 @@ def read_exchange(path: Path) -> Exchange:
     if len(counts) > 1:
         raise BadInput(f"{path} had more ranks on some nodes, which says too little")
     times = times_of(rates, len(hosts))
-    found = Exchange(str(path), place_of(value), len(set(hosts)), counts.pop(), times, steady)
-    if found.slope[1] <= 0:
+    exchange = Exchange(str(path), place_of(value), len(set(hosts)), counts.pop(), times, steady)
+    if exchange.slope[1] <= 0:
         raise BadInput(
             f"{path}: its largest message took no longer than the next",
             hint="measure larger ones: python -m hpcdl.measure.allreduce --sizes BYTES,...",
         )
-    return found
+    return exchange
 
 
 def times_of(rates: Iterable[tuple[int, float]], ranks: int) -> tuple[tuple[int, float], ...]:

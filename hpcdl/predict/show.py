@@ -79,13 +79,13 @@ def compared_text(found: Sequence[Forecast]) -> str:
     """A verdict over several partitions, their counts in one table, what each rests on."""
     rows = [
         {
-            "partition": one.machine.name,
-            "GPU": one.machine.gpu,
-            **_cells(one, point),
+            "partition": forecast.machine.name,
+            "GPU": forecast.machine.gpu,
+            **_cells(forecast, point),
             "GPUs": str(point.gpus) + (" *" if point.beyond else ""),
         }
-        for one in found
-        for point in one.points
+        for forecast in found
+        for point in forecast.points
     ]
     left = {"nodes", "step ms", "speed-up", "tokens/s/GPU", "TFLOP/s/GPU"}
     header = [
@@ -94,12 +94,15 @@ def compared_text(found: Sequence[Forecast]) -> str:
         if name not in left and any(row.get(name, "-") != "-" for row in rows)
     ]
     grounds = [
-        f"{one.machine.name}, one GPU: {one.calibration.source} [{one.calibration.proof}]"
-        for one in found
+        f"{forecast.machine.name}, one GPU: {forecast.calibration.source} "
+        f"[{forecast.calibration.proof}]"
+        for forecast in found
     ]
-    notes = [f"note: {one.machine.name}: {note}" for one in found for note in one.notes]
+    notes = [
+        f"note: {forecast.machine.name}: {note}" for forecast in found for note in forecast.notes
+    ]
     shown = table([[row.get(name, "-") for name in header] for row in rows], header)
-    verdict = table([(name, f"{_on(one)}{text}") for name, one, text in _verdict(found)])
+    verdict = table([(name, f"{_on(forecast)}{text}") for name, forecast, text in _verdict(found)])
     return "\n".join([verdict, "", shown, "", *grounds, *notes, _POWER])
 
 
@@ -109,14 +112,16 @@ def _on(found: Forecast | None) -> str:
 
 def _verdict(found: Sequence[Forecast]) -> list[tuple[str, Forecast | None, str]]:
     """Which partition is fastest, which cheapest: by money where all have a price."""
-    priced = all(one.price is not None for one in found)
+    priced = all(forecast.price is not None for forecast in found)
 
     def spent(pair: tuple[Forecast, ScalingPoint]) -> float:
-        one, point = pair
-        return (one.cost(point) if priced else None) or point.gpu_hours
+        forecast, point = pair
+        return (forecast.cost(point) if priced else None) or point.gpu_hours
 
-    fast = [(one, one.choices.fastest) for one in found if one.choices.fastest]
-    cheap = [(one, one.choices.cheapest) for one in found if one.choices.cheapest]
+    fast = [(forecast, forecast.choices.fastest) for forecast in found if forecast.choices.fastest]
+    cheap = [
+        (forecast, forecast.choices.cheapest) for forecast in found if forecast.choices.cheapest
+    ]
     hours = found[0].limits.deadline_hours
     by = "money" if priced else "GPU-hours"
     lines: list[tuple[str, Forecast | None, str]] = []
@@ -287,8 +292,8 @@ def write_plot(found: Sequence[Forecast], path: Path) -> None:
 def _draw(figure: Any, found: Sequence[Forecast]) -> None:
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
     several, first = len(found) > 1, found[0]
-    for one in found:
-        _draw_one(upper, lower, one, absolute=several)
+    for forecast in found:
+        _draw_one(upper, lower, forecast, absolute=several)
     if not several:
         gpus = [point.gpus for point in first.points]
         upper.plot(gpus, gpus, linestyle=":", color="0.5", label="ideal")
@@ -300,7 +305,7 @@ def _draw(figure: Any, found: Sequence[Forecast]) -> None:
     lower.set(xlabel="GPUs", ylabel="efficiency (%)", ylim=(0, 105))
     for axes in (upper, lower):
         axes.grid(alpha=0.3)
-    shown = _ticks(sorted({point.gpus for one in found for point in one.points}))
+    shown = _ticks(sorted({point.gpus for forecast in found for point in forecast.points}))
     lower.set_xticks(shown, [str(count) for count in shown])
     lower.minorticks_off()
     figure.supxlabel(

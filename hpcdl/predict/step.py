@@ -83,13 +83,13 @@ def feed(
     is whether images are made while the step before is computed. Records of `record_bytes` that a
     core decodes at `decode_rate` per second are ImageNet's where not given.
     """
-    known = facts.load("links")["input"]
-    augmented = net.name in known["augmented_models"]
-    parts = [known["decode"], *([known["augment"]] if augmented else [])]
+    inputs = facts.load("links")["input"]
+    augmented = net.name in inputs["augmented_models"]
+    parts = [inputs["decode"], *([inputs["augment"]] if augmented else [])]
     usual = 1 / float(sum(part["fixed_s"] + part["per_pixel_s"] * net.pixels for part in parts))
-    one_core, record = decode_rate or usual, record_bytes or known["bytes_per_image"]
+    one_core, record = decode_rate or usual, record_bytes or inputs["bytes_per_image"]
     storage = storage_rate / record if storage_rate else math.inf
-    return Feed(machine.cores * one_core, storage, known["buffer"], one_core, ahead)
+    return Feed(machine.cores * one_core, storage, inputs["buffer"], one_core, ahead)
 
 
 def pace(demand: float, supply: float, buffer: int) -> float:

@@ -116,13 +116,13 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     `what` is a finding's id, or the name of its series. Raises BadInput: there is no such finding,
     or it cannot be accepted so.
     """
-    known = read_accepted(accepted_file(site))
-    finding = _find(answer, what, known)
+    accepted = read_accepted(accepted_file(site))
+    finding = _find(answer, what, accepted)
     last = history.last(finding.series)
     value = finding.after or (last.value if last and finding.kind == "FAIL" else None)
     if not given.until and (value is None or last is None):
-        said = f"{finding.kind} of {finding.name} has no level that could become the normal one"
-        raise BadInput(said, hint="let it sleep until a day: --until YEAR-MONTH-DAY")
+        message = f"{finding.kind} of {finding.name} has no level that could become the normal one"
+        raise BadInput(message, hint="let it sleep until a day: --until YEAR-MONTH-DAY")
     since = "" if given.until or last is None else str(finding.began or last.time[:10])
     row = None if given.until else _reference(site, finding.series)
     new = replace(
@@ -132,7 +132,7 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
         since=since,
         replaced=references.entry_of(row) if row else None,
     )
-    kept = [one for one in known if (one.id, bool(one.since)) != (new.id, bool(since))]
+    kept = [entry for entry in accepted if (entry.id, bool(entry.since)) != (new.id, bool(since))]
     files = [_accepted(site, [*kept, new])]
     if row is not None and value is not None and last is not None:
         level = replace(
@@ -152,15 +152,15 @@ def retire(site: Site, history: History, what: str, given: Acceptance) -> Edits:
     One that gives a result again is watched again. Raises BadInput: the history has none.
     """
     series = history.series()
-    meant = [one for one in series if what in {name_of(one), one.name}]
+    meant = [candidate for candidate in series if what in {name_of(candidate), candidate.name}]
     if not meant:
-        hint = did_you_mean(what, [one.name for one in series])
+        hint = did_you_mean(what, [candidate.name for candidate in series])
         raise BadInput(f"the history has no series '{what}'", hint=hint or _LIST)
     known = read_accepted(accepted_file(site))
-    kept = [one for one in known if one.id != RETIRED or one.series not in meant]
-    new = [replace(given, id=RETIRED, series=one) for one in meant]
-    said = f"{what}: {len(meant)} series retired"
-    return Edits([_accepted(site, [*kept, *new])], said)
+    kept = [entry for entry in known if entry.id != RETIRED or entry.series not in meant]
+    new = [replace(given, id=RETIRED, series=candidate) for candidate in meant]
+    summary = f"{what}: {len(meant)} series retired"
+    return Edits([_accepted(site, [*kept, *new])], summary)
 
 
 def undo(site: Site, what: str) -> Edits:
@@ -168,20 +168,22 @@ def undo(site: Site, what: str) -> Edits:
 
     Raises BadInput: nothing of that id or name is accepted.
     """
-    known = read_accepted(accepted_file(site))
-    gone = [one for one in known if what in {one.id, name_of(one.series), one.series.name}]
+    accepted = read_accepted(accepted_file(site))
+    gone = [
+        entry for entry in accepted if what in {entry.id, name_of(entry.series), entry.series.name}
+    ]
     if not gone:
-        names = [name for one in known for name in (one.id, name_of(one.series))]
+        names = [name for entry in accepted for name in (entry.id, name_of(entry.series))]
         raise BadInput(f"'{what}' is not accepted", hint=did_you_mean(what, names) or _LIST)
-    files = [_accepted(site, [one for one in known if one not in gone])]
-    said = "; ".join(f"{one.id} {name_of(one.series)}" for one in gone)
-    for one in gone:
-        row = _reference(site, one.series) if one.replaced else None
-        if one.replaced and (row is None or row.source == _source(one)):
-            files.append(_set(site, references.reference_of(one.replaced)))
+    files = [_accepted(site, [entry for entry in accepted if entry not in gone])]
+    summary = "; ".join(f"{entry.id} {name_of(entry.series)}" for entry in gone)
+    for entry in gone:
+        row = _reference(site, entry.series) if entry.replaced else None
+        if entry.replaced and (row is None or row.source == _source(entry)):
+            files.append(_set(site, references.reference_of(entry.replaced)))
         elif row:
-            said += f"; the reference of {name_of(one.series)} was set anew since, and stays"
-    return Edits(files, f"undone: {said}")
+            summary += f"; the reference of {name_of(entry.series)} was set anew since, and stays"
+    return Edits(files, f"undone: {summary}")
 
 
 def _source(accepted: Acceptance) -> str:
@@ -193,19 +195,25 @@ _LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what ca
 
 def _find(answer: GateAnswer, what: str, known: Sequence[Acceptance]) -> Finding:
     there = [*answer.findings, *answer.warnings]
-    meant = [one for one in there if what in {one.id, one.name, one.series.name}]
+    meant = [
+        finding for finding in there if what in {finding.id, finding.name, finding.series.name}
+    ]
     if len(meant) == 1:
         return meant[0]
     if not meant:
-        for one in known:
-            if what in {one.id, name_of(one.series)}:
-                said = f"{one.id} {name_of(one.series)} is accepted: {one.describe()}"
-                raise BadInput(said, hint=f"take it back first: hpcdl check accept {one.id} --undo")
-        names = [name for one in there for name in (one.id, one.name)]
+        for entry in known:
+            if what in {entry.id, name_of(entry.series)}:
+                message = f"{entry.id} {name_of(entry.series)} is accepted: {entry.describe()}"
+                raise BadInput(
+                    message, hint=f"take it back first: hpcdl check accept {entry.id} --undo"
+                )
+        names = [name for finding in there for name in (finding.id, finding.name)]
         raise BadInput(f"there is no finding '{what}'", hint=did_you_mean(what, names) or _LIST)
-    told = [f"{one.id}  {one.kind}  {one.name}: {one.description}" for one in meant]
-    said = f"'{what}' has {len(meant)} findings"
-    raise BadInput(said, details=told, hint="name one by its id")
+    details = [
+        f"{finding.id}  {finding.kind}  {finding.name}: {finding.description}" for finding in meant
+    ]
+    message = f"'{what}' has {len(meant)} findings"
+    raise BadInput(message, details=details, hint="name one by its id")
 
 
 def _reference(site: Site, series: Series) -> Reference | None:

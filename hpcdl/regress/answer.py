@@ -133,24 +133,26 @@ class GateAnswer:
 
     def as_data(self) -> dict[str, Any]:
         """As plain values."""
-        told = {
-            name: [one.as_data() for one in getattr(self, name)]
+        lists = {
+            name: [finding.as_data() for finding in getattr(self, name)]
             for name in ("findings", "warnings", "accepted")
         }
         return {
             "open": self.open,
             "headline": self.headline,
             "series": self.series,
-            **told,
-            "ended": [one._asdict() for one in self.ended],
+            **lists,
+            "ended": [series._asdict() for series in self.ended],
         }
 
 
 def beside(answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """The findings that a run's verdicts do not tell themselves."""
-    told = {(v["check"], v["case"], v["partition"] or "") for v in verdicts if not v["ok"]}
+    reported = {(v["check"], v["case"], v["partition"] or "") for v in verdicts if not v["ok"]}
     return [
-        one for one in answer.findings if not one.of_last_night or tuple(one.series[:3]) not in told
+        finding
+        for finding in answer.findings
+        if not finding.of_last_night or tuple(finding.series[:3]) not in reported
     ]
 
 
@@ -217,17 +219,17 @@ class Rulings:
         `last` is the day of its newest result: what failed before its level was accepted is
         accepted.
         """
-        for one in self.accepted:
-            asleep = not one.since and one.id == finding.id
+        for acceptance in self.accepted:
+            asleep = not acceptance.since and acceptance.id == finding.id
             was_failing = (
-                one.since
-                and one.series == finding.series
+                acceptance.since
+                and acceptance.series == finding.series
                 and finding.kind == "FAIL"
                 and last is not None
-                and last <= datetime.date.fromisoformat(one.date)
+                and last <= datetime.date.fromisoformat(acceptance.date)
             )
-            if (asleep or was_failing) and one.holds(today):
-                return replace(finding, accepted=one.describe())
+            if (asleep or was_failing) and acceptance.holds(today):
+                return replace(finding, accepted=acceptance.describe())
         return self._answered(finding)
 
     def _answered(self, finding: Finding) -> Finding | None:

@@ -81,12 +81,12 @@ def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exch
         if (row.check, row.partition) == ("allreduce", partition.label) and row.machine in here
     ]
     for case, group in groupby(sorted(rows, key=lambda row: row.case), lambda row: row.case):
-        found = _CASE.fullmatch(case)
-        if not found or found["strategy"] != strategy:
+        match = _CASE.fullmatch(case)
+        if not match or match["strategy"] != strategy:
             continue
-        nodes, local = int(found["nodes"]), int(found["local"])
+        nodes, local = int(match["nodes"]), int(match["local"])
         rates = [(sizes[row.metric], row.value) for row in group if row.metric in sizes]
-        one = Exchange(
+        exchange = Exchange(
             origin=str(path),
             place=Place(partition.name, gpu="", on_cpu=False),
             nodes=nodes,
@@ -94,5 +94,5 @@ def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exch
             times=times_of(rates, nodes * local),
             steady=strategy != "horovod",
         )
-        if nodes * local > 1 and one.times and one.slope[1] > 0:
-            yield one
+        if nodes * local > 1 and exchange.times and exchange.slope[1] > 0:
+            yield exchange

@@ -61,18 +61,18 @@ class Tonight(NamedTuple):
 
 def causes_of(answer: GateAnswer) -> list[Cause]:
     """The findings and warnings of an answer by cause, the worst first."""
-    closing = {id(one) for one in answer.findings}
-    told = [*answer.findings, *answer.warnings]
-    slow = {one.node for one in told if one.node}
+    closing = {id(finding) for finding in answer.findings}
+    reported = [*answer.findings, *answer.warnings]
+    slow = {finding.node for finding in reported if finding.node}
     groups: dict[tuple[str, str], list[Finding]] = {}
-    for finding in told:
+    for finding in reported:
         groups.setdefault(_cause(finding, slow), []).append(finding)
-    found = []
+    causes = []
     for (kind, what), group in groups.items():
         group.sort(key=_severity)
-        closes = any(id(one) in closing for one in group)
-        found.append(Cause(kind, _title(kind, what, group), tuple(group), closes))
-    return sorted(found, key=lambda one: (not one.closes, *_severity(one.findings[0])))
+        closes = any(id(finding) in closing for finding in group)
+        causes.append(Cause(kind, _title(kind, what, group), tuple(group), closes))
+    return sorted(causes, key=lambda cause: (not cause.closes, *_severity(cause.findings[0])))
 
 
 def _cause(finding: Finding, slow: set[str]) -> tuple[str, str]:
@@ -148,16 +148,16 @@ def pooled(each: Iterable[Tonight], night: date) -> list[Finding]:
 
 
 def _pooled(group: Sequence[Tonight], what: str, night: date) -> Finding | None:
-    count, found = len(group), list[tuple[float, float]]()
+    count, tails = len(group), list[tuple[float, float]]()
     for least in _STRENGTHS:
-        lower = sum(one.strength >= least for one in group)
+        lower = sum(member.strength >= least for member in group)
         if lower >= _LEAST:
-            found.append((_tail(count, lower, _NORMAL.cdf(-least)), least))
-    chance, least = min(found, default=(1.0, 0.0))
+            tails.append((_tail(count, lower, _NORMAL.cdf(-least)), least))
+    chance, least = min(tails, default=(1.0, 0.0))
     if chance * len(_STRENGTHS) > _RARE:
         return None
-    together = [one for one in group if one.strength >= least]
-    size = median(one.change for one in together)
+    together = [member for member in group if member.strength >= least]
+    size = median(member.change for member in together)
     text = f"{len(together)} of {count} series are lower tonight, by about {-size:.1%}"
     with_it = f"; with it: {what}" if what else ""
     names = Series("", "", "", "", site=group[0].series.site)
@@ -182,15 +182,15 @@ def _tail(count: int, least: int, chance: float) -> float:
 
 def lines_of(answer: GateAnswer, most: int = 9) -> list[str]:
     """The causes in a line each, worst first, with the id by which one is accepted."""
-    found = causes_of(answer)
+    causes = causes_of(answer)
     lines = []
-    for cause in found[:most]:
+    for cause in causes[:most]:
         mark = "" if cause.closes or cause.findings[0].kind == POOLED else f"{WARNING}: "
         title = cause.title.removeprefix(f"{WARNING}, ")
         # Of several findings, each is accepted by an id of its own.
         ids = f" [{cause.findings[0].id}]" if len(cause.findings) == 1 else ""
         lines.append(f"{mark}{title}{ids}")
-    rest = found[most:]
-    series = sum(len(one.findings) for one in rest)
+    rest = causes[most:]
+    series = sum(len(cause.findings) for cause in rest)
     more = f"and {count_of(len(rest), 'more cause')} ({count_of(series, 'finding')}); --all lists"
     return [*lines, *([more] if rest else [])]

@@ -388,8 +388,8 @@ def _look_for_change(state: _State, night: int) -> None:
     if window is None:
         return
     count, least = len(window.new), max(state.need, state.search - state.start)
-    told = [*window.each_t(count - size for size in WINDOWS if count - size >= least)]
-    t, first = max(told, key=lambda one: abs(one[0]), default=(0.0, 0))
+    candidates = [*window.each_t(count - size for size in WINDOWS if count - size >= least)]
+    t, first = max(candidates, key=lambda candidate: abs(candidate[0]), default=(0.0, 0))
     if abs(t) > 0.76 * TELL:
         _confirm(state, night, count - first, least, -1 if t < 0 else 1)
 

@@ -204,25 +204,25 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         measured = self.measured()
         # What the node says of its driver is worth more than what the site file says.
         self.evidence["driver"] = measured.driver or self.evidence["driver"]
-        found = {metric.name: metric.read(measured) for metric in self.metrics()}
+        values = {metric.name: metric.read(measured) for metric in self.metrics()}
         faults = [*self.ended(self.job.exitcode), *self.faults(measured)]
         faults += [
             JobFault(FaultKind.NO_METRIC, f"missing metric: {name} is not in the result", name)
-            for name, value in found.items()
+            for name, value in values.items()
             if (value is None or not math.isfinite(value)) and not measured.faults
         ]
         self.evidence |= {
             "metrics": {
-                one.name: {
-                    "value": found[one.name],
-                    "unit": one.unit,
-                    "judged": one.judged,
-                    "better": one.better,
-                    "most": self.most(one),
+                metric.name: {
+                    "value": values[metric.name],
+                    "unit": metric.unit,
+                    "judged": metric.judged,
+                    "better": metric.better,
+                    "most": self.most(metric),
                 }
-                for one in self.metrics()
+                for metric in self.metrics()
             },
-            "faults": [as_fault(said).as_data() for said in faults],
+            "faults": [as_fault(fault).as_data() for fault in faults],
             "job": job_record(self.job),
         }
 
@@ -240,14 +240,14 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         rows = {} if self.measuring else load_references(site, partition.reference_set)
         bounds: dict[str, tuple[Any, ...]] = {}
         for metric in filter(lambda metric: metric.judged, self.metrics()):
-            found = self.evidence["metrics"][metric.name]
-            value = sn.make_performance_function(sn.defer(found["value"]), metric.unit)
+            entry = self.evidence["metrics"][metric.name]
+            value = sn.make_performance_function(sn.defer(entry["value"]), metric.unit)
             self.perf_variables[metric.name] = value
             key = (self.check_name, self.case_name, partition.label, metric.name)
             row = self._reference(metric, rows.get(key))
             if row is not None:
                 bounds[metric.name] = (row.value, row.lower, row.upper, row.unit)
-                found["reference"] = asdict(row)
+                entry["reference"] = asdict(row)
         self.reference = {self.current_partition.fullname: bounds}
 
     def _reference(self, metric: Metric, own: Reference | None) -> Reference | None:

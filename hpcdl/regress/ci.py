@@ -282,8 +282,8 @@ def _night(
         report = [*command, "check", "report", verdicts, "--html", page, *where]
         run = _run(command, where, name, verdicts, request.runs)
         steps += [f"{run} || bad=1", shlex.join(report)]
-    told = _told(request.notify, str(reports / f"{names[0]}.html"))
-    steps += [f"{shlex.join([*command, 'check', 'gate', *where, *told])} || bad=1", "exit $bad"]
+    notify = _told(request.notify, str(reports / f"{names[0]}.html"))
+    steps += [f"{shlex.join([*command, 'check', 'gate', *where, *notify])} || bad=1", "exit $bad"]
     return "; ".join(steps)
 
 

@@ -173,13 +173,13 @@ def is_doubtful(series: Sequence[Night], watched: int, *, lower: bool = False) -
 
 def at_level(nights: Sequence[Night], since: str) -> list[Night]:
     """The nights, those before an accepted level moved to it: what they tell of noise is kept."""
-    before = [one for one in nights if one.date.isoformat() < since]
-    after = [one.value for one in nights if one.date.isoformat() >= since]
+    before = [night for night in nights if night.date.isoformat() < since]
+    after = [night.value for night in nights if night.date.isoformat() >= since]
     if not since or not before or len(after) < _LEVEL_RUNS:
-        return [one for one in nights if one.date.isoformat() >= since]
-    old = median(one.value for one in before[-LEVEL_NIGHTS:])
+        return [night for night in nights if night.date.isoformat() >= since]
+    old = median(night.value for night in before[-LEVEL_NIGHTS:])
     times = median(after[:LEVEL_NIGHTS]) / old if old else 1.0
-    moved = [one._replace(value=one.value * times) for one in before]
+    moved = [night._replace(value=night.value * times) for night in before]
     return [*moved, *nights[len(before) :]]
 
 
@@ -280,12 +280,12 @@ def _change(found: Found, runs: Runs, enough: float) -> Change:
 
 def _changed(nights: Sequence[Sequence[Night]], began: int) -> tuple[str, ...]:
     """What was different from this night on: release, driver, or the one node that was used."""
-    found = []
+    changes = []
     for what in ("release", "driver", "node"):
         past = nights[max(0, began - _STEADY) : began] if what == "node" else [nights[began - 1]]
         old = {getattr(run, what) for night in past for run in night} - {""}
         new = {getattr(run, what) for run in nights[began]} - {""}
         steady = what != "node" or len(old) == len(new) == 1
         if old and new and old != new and steady:
-            found.append(f"{what} {'+'.join(sorted(old))} -> {'+'.join(sorted(new))}")
-    return tuple(found)
+            changes.append(f"{what} {'+'.join(sorted(old))} -> {'+'.join(sorted(new))}")
+    return tuple(changes)

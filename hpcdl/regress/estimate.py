@@ -41,14 +41,14 @@ class Response(NamedTuple):
 
     def innovations(self, evidence: list[float], state: float) -> tuple[list[float], float]:
         """What is new in standardised values after a state, and the state after them."""
-        memory, gain, found = self.memory, self.gain, list[float]()
+        memory, gain, innovations = self.memory, self.gain, list[float]()
         if not memory:
             return evidence, 0.0
         for z in evidence:
             new = z - state
-            found.append(new)
+            innovations.append(new)
             state = memory * (state + gain * new)
-        return found, state
+        return innovations, state
 
     def weight(self, nights: int) -> float:
         """What so many nights since a step tell of its size, the first night being 1."""
@@ -74,7 +74,7 @@ class Noise:
         level, spread, ranks = self.level, self.spread, self.ranks
         count, most = len(ranks), caps(len(ranks))
         each = [(value - level) / spread for value in values]
-        found = [*each]
+        clipped = [*each]
         for index, z in enumerate(each):
             if -0.9 < z < 0.9:  # no more than two in three nights lie as far: nothing to cut
                 continue
@@ -82,8 +82,8 @@ class Noise:
             if abs(z) > cap:
                 beside = (each[at] for at in (index - 1, index + 1) if 0 <= at < len(each))
                 cap = max(cap, *(other if z > 0 else -other for other in beside), 0.0)
-                found[index] = math.copysign(min(abs(z), cap), z)
-        return found
+                clipped[index] = math.copysign(min(abs(z), cap), z)
+        return clipped
 
     def innovations(self, values: Sequence[float], state: float = 0.0) -> tuple[list[float], float]:
         """What each night brings that the nights before it, known by `state`, did not let expect.
@@ -227,13 +227,13 @@ class Nightly:
         Runs as differences from the nights around: a run that is repeated because it was low tells
         by the others how much of a deviation all runs of a night share.
         """
-        found = []
+        rows = []
         for night, runs in enumerate(self.runs):
             around = [*self.values[max(0, night - 45) : night], *self.values[night + 1 : night + 9]]
             if len(runs) > 1 and len(around) > 3:
                 level, rest = median(around), runs[1:]
-                found.append((night, runs[0] - level, sum(rest) / len(rest) - level, len(rest)))
-        return found
+                rows.append((night, runs[0] - level, sum(rest) / len(rest) - level, len(rest)))
+        return rows
 
 
 def nightly(runs: Sequence[Sequence[float]]) -> Nightly:

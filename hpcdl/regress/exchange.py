@@ -154,8 +154,10 @@ def of_report(report: Mapping[str, Any], path: Path) -> Iterator[Result]:
         verdicts = [judge(with_evidence(case, Plain({}, {}, {}))) for case in cases]
         run = {"run": f"reframe-{info['uuid']}", "verdicts": [_plain_verdict(v) for v in verdicts]}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as fault:
-        said = f"{path} is no report of ReFrame that hpcdl can read ({fault!r:.100})"
-        raise BadInput(said, hint="write it with ReFrame 4.10 or newer: --report-file") from fault
+        message = f"{path} is no report of ReFrame that hpcdl can read ({fault!r:.100})"
+        raise BadInput(
+            message, hint="write it with ReFrame 4.10 or newer: --report-file"
+        ) from fault
     yield from of_run(run, ended.isoformat(timespec="seconds"))
 
 
@@ -227,28 +229,34 @@ def of_run(run: Run, time: str) -> Iterator[Result]:
     if run.get("settings"):  # no night: `check run` remembers it as little
         return
     name, site = Path(str(run.get("run") or "")).name or time, str(run.get("site") or "")
-    found: list[Result] = []
+    results: list[Result] = []
     for number, verdict in enumerate(run["verdicts"], 1):
         if {fault["kind"] for fault in verdict.get("faults") or ()} == {FaultKind.SELECTION.value}:
             continue  # a name that somebody mistyped says nothing of a night
         try:
-            found += [_checked(entry) for entry in _entries(verdict, name, time, site)]
+            results += [_checked(entry) for entry in _entries(verdict, name, time, site)]
         except (TypeError, ValueError, OverflowError) as fault:
             raise BadInput(f"run {name}, verdict {number}: no result ({fault})") from fault
-    yield from _without_jobs_joined(found)
+    yield from _without_jobs_joined(results)
 
 
 def _without_jobs_joined(found: Iterable[Result]) -> Iterator[Result]:
     """Results of which the history keeps one, because they have no job, with all their reasons."""
     joined: dict[tuple[str, ...], Result] = {}
-    for one in found:
-        if one.job is not None:
-            yield one
+    for result in found:
+        if result.job is not None:
+            yield result
             continue
-        key = one.check_name, one.case_name, one.partition, one.metric, one.environment
-        before = joined.setdefault(key, one)
-        if one.reason not in before.reason.split("; "):
-            joined[key] = replace(before, reason=f"{before.reason}; {one.reason}")
+        key = (
+            result.check_name,
+            result.case_name,
+            result.partition,
+            result.metric,
+            result.environment,
+        )
+        before = joined.setdefault(key, result)
+        if result.reason not in before.reason.split("; "):
+            joined[key] = replace(before, reason=f"{before.reason}; {result.reason}")
     yield from joined.values()
 
 
@@ -307,8 +315,8 @@ def _result(entry: object, path: Path, number: int) -> Result:
     if not isinstance(entry, Mapping):
         raise BadInput(f"{path}, line {number}: no result")
     if (schema := entry.get("schema", SCHEMA)) != SCHEMA:  # CSV has none
-        said = f"its schema is {str(schema)[:20]!r}, and this hpcdl reads {SCHEMA}"
-        raise BadInput(f"{path}, line {number}: {said}", hint="a newer hpcdl reads it")
+        problem = f"its schema is {str(schema)[:20]!r}, and this hpcdl reads {SCHEMA}"
+        raise BadInput(f"{path}, line {number}: {problem}", hint="a newer hpcdl reads it")
     try:
         return _checked(entry)
     except (TypeError, ValueError, OverflowError) as fault:

@@ -41,17 +41,17 @@ def read_run(path: Path) -> Run:
     hint = "name a run's directory below WORK/checks/runs; one that was stopped has none"
     none = BadInput(f"there are no verdicts in {path}", hint=hint)
     try:
-        found = VERDICTS.read(path / VERDICTS.name if path.is_dir() else path)
+        document = VERDICTS.read(path / VERDICTS.name if path.is_dir() else path)
     except BadInput as refused:
         raise BadInput(none.message, details=[refused.message], hint=hint) from refused
-    if found.values.get("verdicts") is None:
+    if document.values.get("verdicts") is None:
         raise none
-    for fault in found.faults.values():
+    for fault in document.faults.values():
         raise BadInput(
             f"the verdicts in {path} cannot be read: {fault}",
             hint="an hpcdl of another version, or another program, wrote or changed them",
         )
-    return found.values
+    return document.values
 
 
 def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
@@ -102,9 +102,9 @@ def _worst(verdict: Mapping[str, Any]) -> tuple[bool, int]:
 def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
     """JUnit XML: FAIL, unwaived verdicts and what closes the gate are failures, ERROR an error."""
     verdicts = [*run["verdicts"]]
-    other = {one.id for one in beside(answer, verdicts)} if answer else set()
+    other = {finding.id for finding in beside(answer, verdicts)} if answer else set()
     for cause in causes_of(answer) if answer else ():
-        if not cause.closes or not other & {one.id for one in cause.findings}:
+        if not cause.closes or not other & {finding.id for finding in cause.findings}:
             continue
         first = cause.findings[0]
         verdicts.append(
@@ -114,7 +114,9 @@ def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
                 "partition": "gate",
                 "status": first.kind,
                 "ok": False,
-                "reason": "; ".join(f"{one.name}: {one.description}" for one in cause.findings),
+                "reason": "; ".join(
+                    f"{finding.name}: {finding.description}" for finding in cause.findings
+                ),
                 "seconds": 0.0,
             }
         )
@@ -143,17 +145,20 @@ def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
     lines += _gauge(
         "status",
         (
-            (f'{labels},waived="{str(bool(one["waived"])).lower()}"', _STATUS_CODES[one["status"]])
-            for labels, one in verdicts.items()
+            (
+                f'{labels},waived="{str(bool(verdict["waived"])).lower()}"',
+                _STATUS_CODES[verdict["status"]],
+            )
+            for labels, verdict in verdicts.items()
         ),
     )
     for what in ("value", "reference", "low", "high"):
         lines += _gauge(
             what,
             (
-                (_labels(site, one, metric), metric[what])
-                for one in verdicts.values()
-                for metric in one["metrics"]
+                (_labels(site, verdict, metric), metric[what])
+                for verdict in verdicts.values()
+                for metric in verdict["metrics"]
                 if metric[what] is not None
             ),
         )
@@ -168,32 +173,32 @@ def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
 
 def _of_gate(site: str, answer: GateAnswer) -> list[str]:
     here = _joined({"site": site})
-    found = (
+    findings = (
         (
             _joined(
                 {
-                    **one.series._asdict(),
+                    **finding.series._asdict(),
                     "site": site,
-                    "node": one.node,
-                    "kind": one.kind,
+                    "node": finding.node,
+                    "kind": finding.kind,
                     "closes": closes,
                 }
             ),
             1,
         )
-        for closes, told in (("true", answer.findings), ("false", answer.warnings))
-        for one in told
+        for closes, group in (("true", answer.findings), ("false", answer.warnings))
+        for finding in group
     )
     causes = (
-        (_joined({"site": site, "kind": one.kind, "cause": one.title}), len(one.findings))
-        for one in causes_of(answer)
-        if one.closes
+        (_joined({"site": site, "kind": cause.kind, "cause": cause.title}), len(cause.findings))
+        for cause in causes_of(answer)
+        if cause.closes
     )
     return [
         "# HELP hpcdl_check_gate_open 1 where the gate is open.",
         *_gauge("gate_open", [(here, int(answer.open))]),
         *_gauge("series", [(here, answer.series)]),
-        *_gauge("finding", found),
+        *_gauge("finding", findings),
         "# HELP hpcdl_check_cause How many findings have one cause.",
         *_gauge("cause", causes),
     ]
@@ -248,8 +253,10 @@ def _junit_case(verdict: Mapping[str, Any]) -> str:
     if verdict["ok"]:
         return head + "/>"
     kind = "error" if verdict["status"] == "ERROR" else "failure"
-    said = f"type={xml_attribute(verdict['status'])} message={xml_attribute(verdict['reason'])}"
-    return f"{head}>\n    <{kind} {said}/>\n  </testcase>"
+    attributes = (
+        f"type={xml_attribute(verdict['status'])} message={xml_attribute(verdict['reason'])}"
+    )
+    return f"{head}>\n    <{kind} {attributes}/>\n  </testcase>"
 
 
 def _labels(site: str, verdict: Mapping[str, Any], metric: Mapping[str, Any] | None = None) -> str:

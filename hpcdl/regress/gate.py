@@ -85,38 +85,42 @@ def ask(
     too old to count; `execution` says by how much nodes differ by chance.
     """
     history = history.as_of(now)
-    known = history.series()
+    every_series = history.series()
     chosen = [
-        one
-        for one in known
-        if (not partitions or one.partition in partitions)
-        and (not names or {one.check, one.name} & {*names})
+        series
+        for series in every_series
+        if (not partitions or series.partition in partitions)
+        and (not names or {series.check, series.name} & {*names})
     ]
     newest = {series: history.newest_time(series) for series in chosen}
-    measured = sum(bool(series.metric) for series in known)
+    measured = sum(bool(series.metric) for series in every_series)
     rulings = rulings or Rulings()
-    chosen = [one for one in chosen if not rulings.is_retired(one, newest[one])]
+    chosen = [series for series in chosen if not rulings.is_retired(series, newest[series])]
     question = _Question(history, newest, _latest(newest), now, execution.margin, measured, rulings)
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
-    each = [found for series in alive for found in _findings(question, series)]
+    each = [finding for series in alive for finding in _findings(question, series)]
     if question.tonight:
         each += pooled(question.tonight, date.fromisoformat(max(newest.values())[:10]))
-    told = [*{(one.id, one.kind, one.description): one for one in each}.values()]
-    findings, accepted = _ruled(question, told)
-    findings += _unknown(partitions, {series.partition for series in known}, "partition")
-    findings += _unknown(names, {name for one in known for name in (one.check, one.name)}, "check")
+    distinct = [
+        *{(finding.id, finding.kind, finding.description): finding for finding in each}.values()
+    ]
+    findings, accepted = _ruled(question, distinct)
+    findings += _unknown(partitions, {series.partition for series in every_series}, "partition")
+    findings += _unknown(
+        names, {name for series in every_series for name in (series.check, series.name)}, "check"
+    )
     ended = tuple(
         series
         for series in chosen
         if question.silent_days(series) > ENDED_DAYS and not question.is_over(series)
     )
     unsure = {WARNING, POOLED}
-    closing = tuple(found for found in findings if found.kind not in unsure)
-    warnings = tuple(found for found in findings if found.kind in unsure)
+    closing = tuple(finding for finding in findings if finding.kind not in unsure)
+    warnings = tuple(finding for finding in findings if finding.kind in unsure)
     if later := history.later():
         text = f"{later} results are dated in the future and count nowhere: is a clock wrong?"
         warnings = (Finding(Series("", "", "", ""), "future", text), *warnings)
-    return GateAnswer(len(alive), closing, len(known), ended, warnings, tuple(accepted))
+    return GateAnswer(len(alive), closing, len(every_series), ended, warnings, tuple(accepted))
 
 
 def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> set[Series]:
@@ -124,7 +128,7 @@ def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> s
 
     They are not in the history yet. The runs of many nodes are compared with each other instead.
     """
-    watched, found = sum(bool(one.metric) for one in history.series()), set[Series]()
+    watched, chosen = sum(bool(series.metric) for series in history.series()), set[Series]()
     each: dict[Series, list[Result]] = {}
     for result in tonight:
         if result.metric and result.value is not None:
@@ -138,13 +142,13 @@ def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> s
         nights = history.nights(series, _days_before(last.time, LOOK_BACK_DAYS))
         nights = at_level([*nights, *map(night_of, results)], accepted)
         if is_doubtful(nights, max(1, watched), lower=better == LOWER):
-            found.add(series.of_case)
-    return found
+            chosen.add(series.of_case)
+    return chosen
 
 
-def _ruled(question: _Question, told: list[Finding]) -> tuple[list[Finding], list[Finding]]:
+def _ruled(question: _Question, findings: list[Finding]) -> tuple[list[Finding], list[Finding]]:
     standing, accepted = list[Finding](), question.rulings.levels(question.now.date())
-    for finding in told:
+    for finding in findings:
         newest = question.newest.get(finding.series)
         last = date.fromisoformat(newest[:10]) if newest else None
         ruled = question.rulings.over(finding, question.now.date(), last)
@@ -215,7 +219,7 @@ def _gather_tonight(
 ) -> None:
     """Note what a series that was measured on the last night says of it."""
     last, night = run[-1], max(question.newest.values())[:10]
-    nights = [one for one in means if one.day >= since]
+    nights = [mean for mean in means if mean.day >= since]
     if last.time[:10] != night or last.status == Status.ERROR.value or len(nights) < 2:
         return
     before = question.history.before(series, night)
@@ -226,7 +230,7 @@ def _gather_tonight(
         )
         if old and new and old != new
     )
-    values = [one.value for one in nights]
+    values = [mean.value for mean in nights]
     found = tonight(series, values, nights[-1].runs, next(changed, ""), lower=lower)
     question.tonight.extend([found] if found else [])
 
@@ -261,12 +265,12 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     accepted = question.rulings.since(series, question.now.date())
     start = _days_before(last.time, LOOK_BACK_DAYS)
     means = history.means(series, min(recent, start if accepted else since))
-    found = _vanished(history, series, run)
+    findings = _vanished(history, series, run)
     if any(single_node(result.nodes) for result in run):
-        several = [one.day for one in means if one.day >= recent and one.first != one.last]
+        several = [mean.day for mean in means if mean.day >= recent and mean.first != mean.last]
         nights = history.nights(series, several[-COMPARED:][0]) if several else []
         slow = slow_nodes(as_rates(nights) if lower else nights, question.least)
-        found += [
+        findings += [
             Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
             for node in slow
         ]
@@ -286,5 +290,5 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     nights = at_level(nights, accepted) if accepted else nights
     if look or (mixed and may_be_worse(means_alike(nights), lower=lower)):
         worse = analyse(nights, watched=question.watched, lower=lower).worse
-        found += [of_change(series, worse)] if worse else []
-    return found
+        findings += [of_change(series, worse)] if worse else []
+    return findings

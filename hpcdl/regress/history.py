@@ -181,7 +181,7 @@ class History:
 
     def series(self) -> list[Series]:
         """The series that there are of this site; of all, where none was named."""
-        names, found = ", ".join(_KEY), list[Series]()
+        names, listed = ", ".join(_KEY), list[Series]()
         row: tuple[str, ...] = (self._site, *[""] * (len(_KEY) - 1))
         # From one to the next by the index, behind the last time ('~') of each: DISTINCT would
         # go through every result, and so would a condition on the site.
@@ -193,8 +193,8 @@ class History:
             ).fetchone()
             if row is None or self._site not in {"", row[0]}:
                 break
-            found.append(Series(*row[1:])._replace(site=row[0]))
-        return found
+            listed.append(Series(*row[1:])._replace(site=row[0]))
+        return listed
 
     def _of(self, series: Series, what: str, more: str = "", since: str = "") -> sqlite3.Cursor:
         """What a query selects of a series' results, of none in the future."""
@@ -325,14 +325,14 @@ def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
     kind = files.file_system(path, mounts)
     hint = f"choose a local disk: --history FILE or {VARIABLE}"
     if kind in files.OF_NETWORKS:
-        said = f"{path} lies on {kind}, whose locks SQLite cannot rely on"
-        raise MissingPrerequisite(said, hint=hint)
+        message = f"{path} lies on {kind}, whose locks SQLite cannot rely on"
+        raise MissingPrerequisite(message, hint=hint)
     with files.explain_os_errors(path):
         files.make_directory(path.parent)
         if not files.locks_hold(path.parent):
             where = f"{path} ({kind})" if kind else str(path)
-            said = f"locks do not hold on the file system of {where}"
-            raise MissingPrerequisite(said, hint=hint)
+            message = f"locks do not hold on the file system of {where}"
+            raise MissingPrerequisite(message, hint=hint)
 
 
 def _make_private(path: Path) -> None:

@@ -31,14 +31,14 @@ TIMES = frozenset(
 )
 
 
-def better_of(unit: str, low: float | None, high: float | None, said: str = "") -> str:
+def better_of(unit: str, low: float | None, high: float | None, declared: str = "") -> str:
     """Which values of a metric are better: `higher`, `lower`, or '' where nobody can tell.
 
     What its check says counts first, then the one side that is bounded, then the unit: so much
     per second, or a time that is judged.
     """
-    if said:
-        return said
+    if declared:
+        return declared
     if (low is None) != (high is None):
         return HIGHER if high is None else LOWER
     if unit.endswith("/s"):

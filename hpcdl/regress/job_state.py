@@ -58,11 +58,11 @@ def fault_of(
         return JobFault(FaultKind.NODE_LOST, text, "restarts", allowed_restarts, record.restarts)
     if record.active or record.state in JUDGED:
         return None
-    kind, said = _ENDS.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
+    kind, ending = _ENDS.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
     reason = _REASONS.get(record.state, "Slurm gives no other reason").format(
         limit=record.time_limit, nodes=record.nodes or was_on or "unknown"
     )
-    text = f"{said}: the job ended as {record.state}, {reason}; restarts {record.restarts}"
+    text = f"{ending}: the job ended as {record.state}, {reason}; restarts {record.restarts}"
     return JobFault(kind, text, wanted="COMPLETED", got=record.state)
 
 
@@ -82,9 +82,9 @@ def unavailable(record: JobRecord, states: Mapping[str, str]) -> JobFault | None
     out = [f"{name} is {state}" for name, state in states.items() if takes_no_jobs(state)]
     if not out and (not states or "ReqNodeNotAvail" not in record.reason):
         return None
-    said = ", ".join(out) or f"{', '.join(states)}: {record.reason}"
+    reason = ", ".join(out) or f"{', '.join(states)}: {record.reason}"
     return JobFault(
-        FaultKind.NODE_LOST, f"node lost: the node of this check takes no jobs ({said})"
+        FaultKind.NODE_LOST, f"node lost: the node of this check takes no jobs ({reason})"
     )
 
 

@@ -42,7 +42,7 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str
     judged = [verdict for verdict in verdicts if verdict.status in _JUDGED and node_of(verdict)]
     metrics = judged[0].metrics if judged else ()
     names = [m.name for m in metrics if m.wanted and better_of(m.unit, m.low, m.high, m.better)]
-    found: dict[str, JobFault] = {}
+    faults: dict[str, JobFault] = {}
     for name in names:
         each = _values(judged, name)
         slow = slower_than_the_rest({node: (value,) for node, value in each.items()}, least)
@@ -53,8 +53,8 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str
                 f"slow node: {node} is {less:.0%} slower than the others, {len(rest)} of them "
                 f"({name})"
             )
-            found.setdefault(node, JobFault(FaultKind.SLOW_NODE, text, name, got=node))
-    return found
+            faults.setdefault(node, JobFault(FaultKind.SLOW_NODE, text, name, got=node))
+    return faults
 
 
 def slower_than_the_rest(
@@ -110,14 +110,14 @@ def _least(nodes: int) -> float:
 
 
 def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:
-    found: dict[str, list[float]] = {}
+    by_node: dict[str, list[float]] = {}
     for verdict in verdicts:
         for metric in verdict.metrics:
             if metric.name == name and metric.value is not None:
                 lower = metric.better == LOWER  # a time is compared as its rate
                 value = 1 / metric.value if lower and metric.value else metric.value
-                found.setdefault(node_of(verdict), []).append(value)
-    return {node: median(values) for node, values in found.items()}
+                by_node.setdefault(node_of(verdict), []).append(value)
+    return {node: median(values) for node, values in by_node.items()}
 
 
 def name_slow_nodes(

@@ -70,10 +70,10 @@ class Notice:
 
 def notice_of(site: str, answer: GateAnswer, before: Told, link: str = "") -> Notice:
     """A notice of what has changed since the last one."""
-    told = told_of(answer)
-    new = tuple(one for one in told if one.id not in before)
-    there = {one.id: one for one in told}
-    snoozed = {one.id for one in answer.accepted}
+    current = told_of(answer)
+    new = tuple(finding for finding in current if finding.id not in before)
+    there = {finding.id: finding for finding in current}
+    snoozed = {finding.id for finding in answer.accepted}
     over = tuple(
         f"{'snoozed' if known in snoozed else 'over'}: {name}"
         for known, name in before.items()
@@ -89,15 +89,19 @@ def told_of(answer: GateAnswer) -> tuple[Finding, ...]:
 
 def lines_of(notice: Notice) -> list[str]:
     """The notice as lines of plain text, each inert."""
-    new = {one.id for one in notice.new}
+    new = {finding.id for finding in notice.new}
     causes = causes_of(notice.answer)
-    fresh = [one for one in causes if new & {each.id for each in one.findings}]
-    found = [f"new: {_line(one)}" for one in fresh]
-    found += notice.over
-    found += [f"still: {_line(one)}" for one in causes if one.closes and one not in fresh]
-    found += [f"not sure yet: {one.title}" for one in causes if not one.closes and one not in fresh]
-    more = [f"and {len(found) - _MOST} more"] if len(found) > _MOST else []
-    return [in_a_line(line) for line in (*found[:_MOST], *more)]
+    fresh = [cause for cause in causes if new & {each.id for each in cause.findings}]
+    lines = [f"new: {_line(cause)}" for cause in fresh]
+    lines += notice.over
+    lines += [f"still: {_line(cause)}" for cause in causes if cause.closes and cause not in fresh]
+    lines += [
+        f"not sure yet: {cause.title}"
+        for cause in causes
+        if not cause.closes and cause not in fresh
+    ]
+    more = [f"and {len(lines) - _MOST} more"] if len(lines) > _MOST else []
+    return [in_a_line(line) for line in (*lines[:_MOST], *more)]
 
 
 def _line(cause: Cause) -> str:
@@ -150,14 +154,14 @@ def as_teams(notice: Notice) -> dict[str, Any]:
 
 def as_webhook(notice: Notice) -> dict[str, Any]:
     """Any other program: the gate's answer as `check gate --json` has it, and what changed."""
-    told = {
+    data = {
         "site": notice.site,
         "link": notice.link,
-        "new": [one.id for one in notice.new],
+        "new": [finding.id for finding in notice.new],
         "over": list(notice.over),
         "gate": notice.answer.as_data(),
     }
-    inert: dict[str, Any] = inert_values(told)
+    inert: dict[str, Any] = inert_values(data)
     return inert
 
 
@@ -227,8 +231,8 @@ def _addressees(path: Path) -> Addressees:
     document = read_document(path, if_empty="docs/nightly.md shows one")
     values = check(document, facts.load("check_formats")["addressees"]) or {}
     for index, target in enumerate(values.get("targets") or ()):
-        for said in _lacks(target) if target else ():
-            document.fault(said, document.find(("targets", index)))
+        for lack in _lacks(target) if target else ():
+            document.fault(lack, document.find(("targets", index)))
     document.raise_faults()
     targets = tuple(Target(one["kind"], one) for one in values["targets"])
     return Addressees(targets, values["when"], values.get("link") or "")
@@ -291,7 +295,7 @@ def _read(record: Path) -> dict[str, dict[str, str]]:
     """What was told, by addressee; nothing where no record can be read."""
     with suppress(BadInput, ValueError, AttributeError):
         found = json.loads(read_regular(record, _MOST_BYTES, "record of notices"))
-        return {str(key): dict(told) for key, told in found.items()}
+        return {str(key): dict(notified) for key, notified in found.items()}
     return {}
 
 
@@ -326,8 +330,8 @@ def _reason(fault: Exception) -> str:
     if isinstance(fault, HpcdlError):
         return fault.message
     cause = getattr(fault, "reason", None)
-    said = getattr(cause, "strerror", None) or getattr(fault, "strerror", None)
-    return str(said or type(cause or fault).__name__)
+    text = getattr(cause, "strerror", None) or getattr(fault, "strerror", None)
+    return str(text or type(cause or fault).__name__)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -377,14 +381,14 @@ def _by_smtp(message: EmailMessage, values: Mapping[str, Any], server: str) -> N
     The library checks no certificate by itself, and would tell the password to whoever answers.
     """
     host, _, port = server.partition(":")
-    known = ssl.create_default_context()
+    context = ssl.create_default_context()
     with (
-        smtplib.SMTP_SSL(host, 465, timeout=SECONDS, context=known)
+        smtplib.SMTP_SSL(host, 465, timeout=SECONDS, context=context)
         if port == "465"
         else smtplib.SMTP(host, int(port or 25), timeout=SECONDS)
     ) as smtp:
         if port != "465" and host not in _LOCAL:
-            smtp.starttls(context=known)
+            smtp.starttls(context=context)
         if values.get("user"):
             smtp.login(values["user"], values.get("password") or "")
         smtp.send_message(message)

@@ -25,14 +25,14 @@ def go_first(job: int, cluster: str, proc: Path = Path("/proc")) -> int:
     """
     if os.geteuid() != 0:
         return 0
-    found = 0
+    count = 0
     for process in processes_of(job, cluster, proc):
-        found += 1
+        count += 1
         with suppress(OSError):
             for thread in (process / "task").iterdir():
                 with suppress(OSError):
                     os.setpriority(os.PRIO_PROCESS, int(thread.name), NICENESS)
-    return found
+    return count
 
 
 def processes_of(job: int, cluster: str, proc: Path = Path("/proc")) -> Iterator[Path]:

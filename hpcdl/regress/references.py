@@ -108,14 +108,15 @@ def load_references(site: Site, reference_set: str) -> dict[Key, Reference]:
 
 def published(reference_set: str) -> tuple[Reference, ...]:
     """The published references of a set, without a partition; none where there are none."""
-    known = facts.load("references")
-    groups = known["sets"].get(reference_set, ())
+    table = facts.load("references")
+    groups = table["sets"].get(reference_set, ())
     rows = facts.load("throughput") if groups else {"records": (), "sources": {}}
     records = {
-        one["id"]: {**one, "source": rows["sources"][one["source"]]} for one in rows["records"]
+        record["id"]: {**record, "source": rows["sources"][record["source"]]}
+        for record in rows["records"]
     }
     return tuple(
-        _of_record(known, group, records[name]) for group in groups for name in group["records"]
+        _of_record(table, group, records[name]) for group in groups for name in group["records"]
     )
 
 

@@ -82,24 +82,28 @@ def _joined(group: Sequence[Verdict], margin: float) -> Verdict:
     first, *others = group
     if first.status is Status.ERROR:
         return first
-    measured = [one for one in group if one.status is not Status.ERROR]
-    runs = tuple(run for one in group for run in (one.runs or (as_run(one),)))
+    measured = [verdict for verdict in group if verdict.status is not Status.ERROR]
+    runs = tuple(run for verdict in group for run in (verdict.runs or (as_run(verdict),)))
     metrics = tuple(_median(metric, runs) for metric in first.metrics)
     beyond = tuple(metric.fault for metric in metrics if metric.judged and not metric.holds)
     # A value beyond its bound hides what else is to be said, such as that its reference is stale.
-    plain = next((one for one in measured if not _slow(one)), first)
-    kept = tuple(one for one in plain.faults if one.kind not in _SLOW)
+    plain = next((verdict for verdict in measured if not _slow(verdict)), first)
+    kept = tuple(fault for fault in plain.faults if fault.kind not in _SLOW)
     slow = _slow_node(first, runs, margin)
     faults = (*slow, *(beyond or kept))
-    failed = [one.reason for one in others if one.status is Status.ERROR]
-    said = [describe(faults), *_told(metrics, runs), *(f"a further run: {why}" for why in failed)]
+    failed = [verdict.reason for verdict in others if verdict.status is Status.ERROR]
+    reasons = [
+        describe(faults),
+        *_told(metrics, runs),
+        *(f"a further run: {why}" for why in failed),
+    ]
     return replace(
         first,
         metrics=metrics,
         runs=runs,
         faults=faults,
         status=status_of(faults),
-        reason="; ".join(part for part in said if part),
+        reason="; ".join(part for part in reasons if part),
     )
 
 

@@ -76,11 +76,11 @@ def read_result(path: Path) -> Measured:
 
 def _other_units(values: Mapping[str, Any]) -> Iterator[JobFault]:
     """Numbers that the file gives in another unit than its format has."""
-    known = RESULT.data(values).get("units", {})
-    for place, said in (values.get("units") or {}).items():
-        if place in known and said != known[place]:
-            text = f"the result gives {place} in {said!r}, not in {known[place]}"
-            yield JobFault(FaultKind.UNIT, text, place, wanted=known[place], got=str(said))
+    units = RESULT.data(values).get("units", {})
+    for place, unit in (values.get("units") or {}).items():
+        if place in units and unit != units[place]:
+            text = f"the result gives {place} in {unit!r}, not in {units[place]}"
+            yield JobFault(FaultKind.UNIT, text, place, wanted=units[place], got=str(unit))
 
 
 def losses_fall(losses: Sequence[float]) -> JobFault | None:
@@ -110,7 +110,7 @@ def faults_of(
     `real_gpus` says whether its ranks must have had a GPU each.
     """
     if measured.faults:
-        return [as_fault(said) for said in measured.faults]
+        return [as_fault(entry) for entry in measured.faults]
     return [*_of_any_job(measured, layout, release, real_gpus)]
 
 
@@ -155,29 +155,29 @@ def binding_faults(
         gpus_per_node=int(layout["gpus_per_node"]),
         release=release or "",
     )
-    found = [problem.sentence for problem in judge(probes, expected)]
-    found += [
+    sentences = [problem.sentence for problem in judge(probes, expected)]
+    sentences += [
         f"rank {probe.rank} on {probe.host} may run on {probe.affinity} CPUs, "
         f"not on the {expected.cpus_per_task} it was promised"
         for probe in probes
         if bound and probe.affinity < expected.cpus_per_task
     ]
     crowds = Counter(probe.host for probe in probes).items()
-    found += [
+    sentences += [
         f"{count} ranks are on {host}, not {tasks}" for host, count in crowds if count != tasks
     ]
-    return [JobFault(FaultKind.BINDING, text) for text in found]
+    return [JobFault(FaultKind.BINDING, text) for text in sentences]
 
 
 def version_faults(measured: Measured, promised: Mapping[str, str]) -> list[JobFault]:
     """Versions that differ from what the release's record promises."""
-    found = []
+    faults = []
     for name in ("tensorflow", "horovod", "python"):
         ran, wanted = measured.text("versions", name), promised.get(name)
         if wanted and ran != wanted:
             text = f"the module brings {name} {ran or 'unknown'}, the release says {wanted}"
-            found.append(JobFault(FaultKind.VERSION, text, wanted=wanted, got=ran))
-    return found
+            faults.append(JobFault(FaultKind.VERSION, text, wanted=wanted, got=ran))
+    return faults
 
 
 def promised_versions(site: Site, partition: Partition, release: str | None) -> Mapping[str, str]:
@@ -217,11 +217,13 @@ def of_this_run(measured: Measured, record: JobRecord, token: str, gpu: str = ""
 
 
 def _foreign(measured: Measured, record: JobRecord, token: str, gpu: str) -> Iterator[JobFault]:
-    said = at(measured.values, "job", "id")
-    if said is None:
+    job_id = at(measured.values, "job", "id")
+    if job_id is None:
         yield _fault("does not say which job wrote it (job.id)", record.id, None)
-    elif str(said) != str(record.id):
-        yield _fault(f"was written by job {said!s:.40}, not by {record.id}", record.id, str(said))
+    elif str(job_id) != str(record.id):
+        yield _fault(
+            f"was written by job {job_id!s:.40}, not by {record.id}", record.id, str(job_id)
+        )
     other = measured.text("job", "token")
     if other and token and other != token:
         yield _fault("is of another submission (job.token)", token, other)

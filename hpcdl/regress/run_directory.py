@@ -105,10 +105,10 @@ def is_named_as_run(path: Path) -> bool:
 
 def read_events(path: Path) -> dict[int, JobEvent]:
     """The last event of every job, by job id; a line cut in the middle is left out."""
-    found: dict[int, JobEvent] = {}
+    events: dict[int, JobEvent] = {}
     for entry in json_lines(path):
         with suppress(KeyError, TypeError, ValueError):
-            found[int(entry["job"])] = JobEvent(
+            events[int(entry["job"])] = JobEvent(
                 int(entry["job"]),
                 str(entry["name"]),
                 Path(entry["directory"]),
@@ -118,7 +118,7 @@ def read_events(path: Path) -> dict[int, JobEvent]:
                 int(entry.get("restarts", 0)),
                 entry.get("record") or {},
             )
-    return found
+    return events
 
 
 def cancel_left_jobs(directory: RunDirectory) -> list[int]:
@@ -146,14 +146,14 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
 
 def _tokens(events: Path) -> dict[str, float]:
     """The tokens of jobs whose ids nobody wrote down, and when they were submitted (epoch)."""
-    found: dict[str, float] = {}
+    tokens: dict[str, float] = {}
     for entry in json_lines(events):
         token, at = entry.get("token"), entry.get("time")
         if isinstance(token, str) and entry.get("job") is None and isinstance(at, float):
-            found[token] = at
+            tokens[token] = at
         elif isinstance(token, str):
-            found.pop(token, None)
-    return found
+            tokens.pop(token, None)
+    return tokens
 
 
 def sweep(site: Site) -> list[int]:

@@ -88,13 +88,13 @@ def run_checks(
         night = _Night(site, modules, request, execution, machine, progress)
         session = night.session(run, request)
         _refuse_mistyped(request, session)
-        found = _verdicts(site, modules, run, request, session, machine)
+        verdicts = _verdicts(site, modules, run, request, session, machine)
         if not request.measuring:
-            found = joined(found, execution.margin)
-        found, notes = _measured_again(night, run, found, doubts)
+            verdicts = joined(verdicts, execution.margin)
+        verdicts, notes = _measured_again(night, run, verdicts, doubts)
         outcome = CheckOutcome(
             run,
-            tuple(waive(found, request.waived)),
+            tuple(waive(verdicts, request.waived)),
             time.monotonic() - start,
             machine,
             request.changed,
@@ -142,44 +142,44 @@ class _Night:
         self, run: RunDirectory, number: int, chosen: Sequence[Verdict], until: float
     ) -> list[Verdict]:
         """Run the cases of some verdicts once more, each partition's in a session of its own."""
-        found: list[Verdict] = []
+        verdicts: list[Verdict] = []
         placed = any("exclude" in word or "nodelist" in word for word in self.request.passed)
         events = read_events(run.events)
-        for label in dict.fromkeys(one.partition for one in chosen):
-            here = [one for one in chosen if one.partition == label]
+        for label in dict.fromkeys(verdict.partition for verdict in chosen):
+            here = [verdict for verdict in chosen if verdict.partition == label]
             places = {
-                event.name: place_for(self.site, one, number)
-                for one in here
-                if not placed and (event := events.get(int(one.job.get("id") or 0)))
+                event.name: place_for(self.site, verdict, number)
+                for verdict in here
+                if not placed and (event := events.get(int(verdict.job.get("id") or 0)))
             }
             request = replace(
                 self.request,
                 partitions=(label,),
-                hashes=tuple(dict.fromkeys(one.hashcode for one in here)),
+                hashes=tuple(dict.fromkeys(verdict.hashcode for verdict in here)),
                 retries=0,
             )
             directory = run.again(len([*run.path.glob("again-*")]) + 1)
             session = self.session(directory, request, until, places)
             known = _known(self.site, directory, self.modules)
-            wanted = {key_of(one) for one in here}
+            wanted = {key_of(verdict) for verdict in here}
             for tries in session.cases:
                 case = with_evidence(tries[-1], known)
                 verdict = _counted(self.site, judge(case, self.machine))
-                found += [verdict] if key_of(verdict) in wanted else []
-        return found
+                verdicts += [verdict] if key_of(verdict) in wanted else []
+        return verdicts
 
 
 def _measured_again(
-    night: _Night, run: RunDirectory, found: list[Verdict], doubts: Doubts | None
+    night: _Night, run: RunDirectory, verdicts: list[Verdict], doubts: Doubts | None
 ) -> tuple[list[Verdict], list[str]]:
     """The verdicts after what is suspicious was measured again, and what could not be."""
     request, budget, margin = night.request, night.site.remeasure, night.execution.margin
-    found = name_slow_nodes(found, night.execution)
+    verdicts = name_slow_nodes(verdicts, night.execution)
     if request.measuring or request.settings:
-        return found, []
+        return verdicts, []
     until, notes = time.monotonic() + 60 * budget.minutes, list[str]()
     for number in range(1, budget.runs + 1):
-        chosen = suspicious(found, doubts)
+        chosen = suspicious(verdicts, doubts)
         if not chosen:
             break
         if time.monotonic() > until:
@@ -194,13 +194,13 @@ def _measured_again(
                 raise
             notes.append(f"not measured again, {fault.message}: {_named(chosen)}")
             break
-        there = {key_of(one) for one in more if one.status is not Status.ERROR}
-        if missing := [one for one in chosen if key_of(one) not in there]:
+        there = {key_of(verdict) for verdict in more if verdict.status is not Status.ERROR}
+        if missing := [verdict for verdict in chosen if key_of(verdict) not in there]:
             notes.append(f"run {number + 1} gave no result of {_named(missing)}")
-        found = name_slow_nodes(joined([*found, *more], margin), night.execution)
+        verdicts = name_slow_nodes(joined([*verdicts, *more], margin), night.execution)
         if not there:
             break
-    return found, notes
+    return verdicts, notes
 
 
 def _named(verdicts: Sequence[Verdict]) -> str:
@@ -257,8 +257,8 @@ def _refuse_mistyped(request: CheckRequest, session: Session) -> None:
     if session.exit_code or session.selected != 0 or session.left_out or session.loaded is None:
         return
     if request.paths and not session.loaded["name"]:
-        said = f"there is no check in {', '.join(map(str, request.paths))}"
-        raise BadInput(said, hint="name a file or a directory of ReFrame checks")
+        message = f"there is no check in {', '.join(map(str, request.paths))}"
+        raise BadInput(message, hint="name a file or a directory of ReFrame checks")
     names = [name.partition("/")[0] for name in request.names]
     for what, typed in (("tag", request.tags), ("name", names)):
         known = session.loaded[what]
@@ -278,18 +278,18 @@ def _verdicts(
     machine: str | None,
 ) -> list[Verdict]:
     known = _known(site, run, modules)
-    told = [[with_evidence(case, known) for case in tries] for tries in session.cases]
-    found = [_counted(site, judge_tries(tries, machine)) for tries in told]
+    cases = [[with_evidence(case, known) for case in tries] for tries in session.cases]
+    verdicts = [_counted(site, judge_tries(tries, machine)) for tries in cases]
     broken = [_problem(reason) for reason in session.left_out]
-    if found and session.exit_code != 0 and all(verdict.ok for verdict in found):
+    if verdicts and session.exit_code != 0 and all(verdict.ok for verdict in verdicts):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
-    if broken or found:
+    if broken or verdicts:
         return [
-            *found,
+            *verdicts,
             *broken,
-            *_partitions_without(site, request, found),
-            *_names_without(request, found),
-            *_nodes_without(site, request, found),
+            *_partitions_without(site, request, verdicts),
+            *_names_without(request, verdicts),
+            *_nodes_without(site, request, verdicts),
         ]
     kind = FaultKind.SELECTION if request.names and session.selected == 0 else FaultKind.RUN
     return [_problem(_why_nothing(run, request, session), kind=kind)]

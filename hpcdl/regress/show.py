@@ -176,9 +176,9 @@ def gate_text(answer: GateAnswer, *, every: bool = False) -> str:
             answer.ended
         )
         return "\n".join([answer.headline, *map(_in_width, [*lines_of(answer), *more])])
-    told = [_finding_row(one) for one in (*answer.findings, *answer.warnings)]
+    rows = [_finding_row(one) for one in (*answer.findings, *answer.warnings)]
     slept = [[*_finding_row(one), in_a_line(one.accepted)] for one in answer.accepted]
-    lines = [answer.headline, *([table(told)] if told else [])]
+    lines = [answer.headline, *([table(rows)] if rows else [])]
     lines += ["accepted:", table(slept)] if slept else []
     ended = f"ended, nothing for {ENDED_DAYS} days:"
     return "\n".join([*lines, *(f"{ended} {in_a_line(name_of(one))}" for one in answer.ended)])

@@ -188,7 +188,7 @@ def digits_options(directory: Path) -> tuple[str, ...]:
 def curve_faults(curve: Sequence[float]) -> list[JobFault]:
     """Where the loss curve of DIGITS leaves the band of a healthy one."""
     rows = facts.load("loss_curves")["curves"][DIGITS]["windows"]
-    found = []
+    faults = []
     for row in rows:
         window = curve[row["first"] : row["last"]]
         loss = mean(window) if len(window) == row["last"] - row["first"] else math.nan
@@ -196,8 +196,8 @@ def curve_faults(curve: Sequence[float]) -> list[JobFault]:
             band = f"{row['low']:.4g} to {row['high']:.4g}"
             steps = f"{row['first']} to {row['last']}"
             text = f"the loss of steps {steps} is {loss:.4g}, healthy is {band}"
-            found.append(JobFault(FaultKind.LOSS, text, "loss", wanted=band, got=loss))
-    return found
+            faults.append(JobFault(FaultKind.LOSS, text, "loss", wanted=band, got=loss))
+    return faults
 
 
 # The newest checkpoint's step from its name, step-000000100.ckpt.
@@ -254,18 +254,18 @@ def resume_faults(measured: Measured) -> list[JobFault]:
     """The same of a training that should have gone on from a checkpoint."""
     if measured.faults:
         return []
-    found = []
+    faults = []
     first = measured.number("samples", "first_step") or 0
     if first < CHECKPOINT_EVERY:
         text = f"the training began at step {first:.0f}, not at its checkpoint"
-        found.append(JobFault(FaultKind.CHECKPOINT, text, wanted=CHECKPOINT_EVERY, got=first))
+        faults.append(JobFault(FaultKind.CHECKPOINT, text, wanted=CHECKPOINT_EVERY, got=first))
     done, planned = measured.number("steps", "done"), measured.number("steps", "planned")
     if done is None or done != planned:
         text = f"{done or 0:.0f} of {planned or 0:.0f} steps were done"
-        found.append(JobFault(FaultKind.STEPS, text, wanted=planned, got=done))
+        faults.append(JobFault(FaultKind.STEPS, text, wanted=planned, got=done))
     early = losses(measured)[:10]
     if not early or not mean(early) < 0.7 * _NO_IDEA:
         loss = mean(early) if early else math.nan
         text = f"what had been learnt is lost: the loss after the checkpoint is {loss:.4g}"
-        found.append(JobFault(FaultKind.LOSS, text, "loss", wanted=0.7 * _NO_IDEA, got=loss))
-    return found
+        faults.append(JobFault(FaultKind.LOSS, text, "loss", wanted=0.7 * _NO_IDEA, got=loss))
+    return faults

@@ -240,7 +240,7 @@ def _faults(
     machine: str | None,
 ) -> tuple[JobFault, ...]:
     """What is wrong with a case, the gravest that there is: what follows from it is not told."""
-    faults = tuple(as_fault(said) for said in evidence.get("faults") or ())
+    faults = tuple(as_fault(entry) for entry in evidence.get("faults") or ())
     result, phase = case.get("result"), case.get("fail_phase")
     if not faults and result == "xpass":
         return (JobFault(FaultKind.CHECK, "it was expected to fail, and did not"),)
@@ -376,8 +376,8 @@ def _suspects(
 
 def _reason(case: Mapping[str, Any]) -> str:
     result, phase = case.get("result"), case.get("fail_phase")
-    said = str(case.get("fail_reason") or "").strip()
-    text = _JOB_PREFIX.sub("", " ".join(said.split()))
+    reason = str(case.get("fail_reason") or "").strip()
+    text = _JOB_PREFIX.sub("", " ".join(reason.split()))
     if result == "abort":
         return "aborted before it ended"
     if phase in {"setup", "run", "compile", "cleanup"}:

@@ -167,7 +167,7 @@ class BuildPlan:
 
     def versions(self) -> Mapping[str, str]:
         """The components a person asks for, by name."""
-        known = {
+        versions = {
             "python": self.python.version,
             "tensorflow": self.recipe.tensorflow,
             **self.recipe.versions,
@@ -176,8 +176,8 @@ class BuildPlan:
         }
         for wheel in self.wheelhouse.wheels if self.wheelhouse else ():
             if wheel.name in {"keras", "numpy", "scikit-learn"}:
-                known[wheel.name] = wheel.version
-        return MappingProxyType(known)
+                versions[wheel.name] = wheel.version
+        return MappingProxyType(versions)
 
 
 def plan_wheels(

@@ -68,8 +68,10 @@ def components(release: Release) -> tuple[BomComponent, ...]:
     """
     spdx_licensing()  # where it is missing, so are the others
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
-    installed = {normal_name(found.name): found for found in distributions(path=folders)}
-    found: dict[str, BomComponent] = {}
+    installed = {
+        normal_name(distribution.name): distribution for distribution in distributions(path=folders)
+    }
+    packages: dict[str, BomComponent] = {}
     for entry in sorted(
         [*release.lock, *_beneath(release)], key=lambda entry: (entry["name"], entry["version"])
     ):
@@ -80,7 +82,7 @@ def components(release: Release) -> tuple[BomComponent, ...]:
         licence = next((spdx for word in words if (spdx := spdx_of(word))), None)
         # Where it was fetched, as SPDX writes it (2.3, 7.7): git's with the commit.
         url, commit, purl = entry.get("url", ""), entry.get("commit"), purl_of(entry)
-        found[purl] = BomComponent(
+        packages[purl] = BomComponent(
             name,
             entry["version"],
             entry.get("sha256"),
@@ -89,18 +91,18 @@ def components(release: Release) -> tuple[BomComponent, ...]:
             purl,
             f"git+{url}@{commit}" if url and commit else url,
         )
-    return tuple(found.values())
+    return tuple(packages.values())
 
 
 def _beneath(release: Release) -> list[Mapping[str, str]]:
     """What a release holds or stands on beside its lock: hpcdl itself, Python and the MPI."""
     locked = {normal_name(entry["name"]) for entry in release.lock}
-    told = dict(release.versions)
+    recorded = dict(release.versions)
     # "Open MPI 4.1.4": the program's name and its version.
-    mpi, _, version = told.get("mpi", "").rpartition(" ")
+    mpi, _, version = recorded.get("mpi", "").rpartition(" ")
     versions = {
         "hpcdl": release.hpcdl,
-        "python": told.get("python", ""),
+        "python": recorded.get("python", ""),
         mpi.lower().replace(" ", ""): version,
     }
     rows = facts.load("records")["beneath"]
@@ -116,13 +118,13 @@ def licence_words(metadata: Any) -> list[str]:
 
     `metadata` are headers, as `importlib.metadata` and `email.parser` give them.
     """
-    said = [metadata.get("License-Expression") or "", metadata.get("License") or ""]
-    said += [
+    stated = [metadata.get("License-Expression") or "", metadata.get("License") or ""]
+    stated += [
         text.split(" :: ")[-1]
         for text in metadata.get_all("Classifier") or []
         if text.startswith("License ::")
     ]
-    return [line for text in said if (line := text.strip().split("\n")[0][:200])]
+    return [line for text in stated if (line := text.strip().split("\n")[0][:200])]
 
 
 @cache
@@ -247,25 +249,29 @@ def findings(site: Site, release: Release, inside: Sequence[BomComponent]) -> li
     own = []
     for name, row in facts.load("records")["weaknesses"].items():
         if concerns(release, row):
-            hit = [one for one in inside if any(fnmatchcase(one.name, p) for p in row["packages"])]
+            hit = [
+                package
+                for package in inside
+                if any(fnmatchcase(package.name, p) for p in row["packages"])
+            ]
             own.append(
                 Advisory(
                     name,
                     (),
                     row["what"],
-                    tuple(one.name for one in hit),
-                    tuple(one.purl for one in hit),
+                    tuple(package.name for package in hit),
+                    tuple(package.purl for package in hit),
                 )
             )
-    known = {one.id for one in own}
-    told = vulnerabilities(path, inside) if path else []
-    found = [*own, *(one for one in told if known.isdisjoint(one.names))]
-    for number, one in enumerate(found):
-        waiver = next((w for name in one.names if (w := waiver_of(name, records))), None)
+    known = {advisory.id for advisory in own}
+    listed = vulnerabilities(path, inside) if path else []
+    advisories = [*own, *(advisory for advisory in listed if known.isdisjoint(advisory.names))]
+    for number, advisory in enumerate(advisories):
+        waiver = next((w for name in advisory.names if (w := waiver_of(name, records))), None)
         if waiver is not None:
             state = "expired" if waiver.expired(today()) else "waived"
-            found[number] = replace(one, state=state, waiver=waiver)
-    return found
+            advisories[number] = replace(advisory, state=state, waiver=waiver)
+    return advisories
 
 
 def known_names(site: Site) -> set[str]:
@@ -299,11 +305,11 @@ def dated(path: Path) -> str:
 def vulnerabilities(path: Path, inside: Sequence[BomComponent]) -> list[Advisory]:
     """What is known of packages of PyPI; CheckFailed: a damaged file, or not in OSV's format."""
     known: dict[str, list[BomComponent]] = {}
-    for one in inside:
-        if one.purl.startswith("pkg:pypi/"):
-            known.setdefault(normal_name(one.name), []).append(one)
+    for package in inside:
+        if package.purl.startswith("pkg:pypi/"):
+            known.setdefault(normal_name(package.name), []).append(package)
     try:
-        found = [hit for entry in _entries(path, known) for hit in _hits(entry, known)]
+        advisories = [hit for entry in _entries(path, known) for hit in _hits(entry, known)]
     except (
         OSError,
         ValueError,
@@ -320,27 +326,34 @@ def vulnerabilities(path: Path, inside: Sequence[BomComponent]) -> list[Advisory
             f"{path} is not a file of OSV: {str(fault)[:200]}",
             hint=f"fetch it again from {ARCHIVE}, or move it away: {path}.broken",
         ) from fault
-    return _without_doubles(sorted(found, key=lambda one: (one.packages, one.id)))
+    return _without_doubles(
+        sorted(advisories, key=lambda advisory: (advisory.packages, advisory.id))
+    )
 
 
 def _without_doubles(found: Sequence[Advisory]) -> list[Advisory]:
     """What several databases (GHSA, PYSEC) say of one vulnerability of a package, as one."""
     kept: list[Advisory] = []
-    for one in found:
+    for advisory in found:
         same = next(
             (
                 other
                 for other in kept
-                if other.purls == one.purls and not set(other.names).isdisjoint(one.names)
+                if other.purls == advisory.purls and not set(other.names).isdisjoint(advisory.names)
             ),
             None,
         )
         if same is None:
-            kept.append(one)
+            kept.append(advisory)
         else:
-            names = tuple(dict.fromkeys(n for n in (*same.names, *one.names) if n != same.id))
-            kept[kept.index(same)] = replace(same, aliases=names, fixed=same.fixed or one.fixed)
-    return [replace(one, what=f"{one.what} ({', '.join(one.aliases) or one.id})") for one in kept]
+            names = tuple(dict.fromkeys(n for n in (*same.names, *advisory.names) if n != same.id))
+            kept[kept.index(same)] = replace(
+                same, aliases=names, fixed=same.fixed or advisory.fixed
+            )
+    return [
+        replace(advisory, what=f"{advisory.what} ({', '.join(advisory.aliases) or advisory.id})")
+        for advisory in kept
+    ]
 
 
 def _entries(path: Path, known: Iterable[str]) -> Iterator[Mapping[str, Any]]:
@@ -367,7 +380,7 @@ def _hits(
     entry: Mapping[str, Any], known: Mapping[str, Sequence[BomComponent]]
 ) -> Iterator[Advisory]:
     text = str(entry.get("summary") or entry.get("details") or "").strip().split("\n")[0]
-    said = "".join(character for character in text if character.isprintable())[:200]
+    summary = "".join(character for character in text if character.isprintable())[:200]
     for affected in () if entry.get("withdrawn") else entry.get("affected", ()):
         package = affected.get("package") or {}
         if package.get("ecosystem") != "PyPI":
@@ -382,7 +395,7 @@ def _hits(
                 yield Advisory(
                     str(entry["id"]),
                     aliases,
-                    said or "no summary",
+                    summary or "no summary",
                     (component.name,),
                     (component.purl,),
                     _fixed(ranges, version),

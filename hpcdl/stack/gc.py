@@ -172,8 +172,8 @@ def _open(site: Site, scope: Path) -> Spack:
 
 def _installed(spack: Spack, tree: Path) -> Iterator[tuple[str, str, Path]]:
     """Hash, title and place of what lies in the tree; what the machine brought does not."""
-    told = spack.run("find", "--format", "{hash} {name}@{version} {prefix}").stdout
-    for line in told.splitlines():
+    listing = spack.run("find", "--format", "{hash} {name}@{version} {prefix}").stdout
+    for line in listing.splitlines():
         words = line.strip().split(" ", 2)
         if len(words) == 3 and Path(words[2]).is_relative_to(tree):
             yield words[0], words[1], Path(words[2])

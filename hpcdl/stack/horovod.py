@@ -192,8 +192,10 @@ def _build(
             tied=True,
         )
     except CommandFailed as fault:
-        said = first_complaint(log)
-        raise CommandFailed(fault.result, hint=f"first error: {said}" if said else "") from fault
+        complaint = first_complaint(log)
+        raise CommandFailed(
+            fault.result, hint=f"first error: {complaint}" if complaint else ""
+        ) from fault
     sdist.unlink(missing_ok=True)
 
 
@@ -475,6 +477,6 @@ def _gccs(site: Site) -> Iterator[Path]:
 
 def _asked(path: Path, option: str, pattern: str) -> Tool | None:
     """A compiler with its version; None where it does not say one."""
-    said = run([path, option], check=False, timeout=60)
-    match = re.search(pattern, said.stdout)
-    return Tool(path, match.group(1)) if said.ok and match else None
+    answer = run([path, option], check=False, timeout=60)
+    match = re.search(pattern, answer.stdout)
+    return Tool(path, match.group(1)) if answer.ok and match else None

@@ -139,24 +139,30 @@ def _read(data: mmap.mmap, path: Path) -> Dynamic:
     header = _HEADER.unpack_from(data)
     table, width, count = header[5], header[9], header[10]
     segments = [_SEGMENT.unpack_from(data, table + index * width) for index in range(count)]
-    sections = (data[one[2] : one[2] + one[5]] for one in segments if one[0] == _DYNAMIC)
+    sections = (
+        data[segment[2] : segment[2] + segment[5]] for segment in segments if segment[0] == _DYNAMIC
+    )
     entries = [entry for section in sections for entry in _TAG.iter_unpack(section)]
     address = next((value for tag, value in entries if tag == _STRINGS), 0)
-    loaded = (one for one in segments if one[0] == _LOAD and one[3] <= address < one[3] + one[5])
-    strings = next((address - one[3] + one[2] for one in loaded), 0)
+    loaded = (
+        segment
+        for segment in segments
+        if segment[0] == _LOAD and segment[3] <= address < segment[3] + segment[5]
+    )
+    strings = next((address - folder[3] + folder[2] for folder in loaded), 0)
 
     def texts(*tags: int) -> list[str]:
         starts = [strings + value for tag, value in entries if tag in tags]
         return [data[start : data.find(b"\0", start)].decode() for start in starts]
 
     origin = str(path.absolute().parent)  # of a link not what it leads to: so does the loader
-    folders = (one for one in ":".join(texts(_RPATH, _RUNPATH)).split(":") if one)
-    found = (
-        Path(one.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)).resolve()
-        for one in folders
+    folders = (folder for folder in ":".join(texts(_RPATH, _RUNPATH)).split(":") if folder)
+    paths = (
+        Path(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)).resolve()
+        for folder in folders
     )
     soname = (*texts(_SONAME), "")[0]
-    return Dynamic(tuple(texts(_NEEDED)), soname, tuple(dict.fromkeys(found)))
+    return Dynamic(tuple(texts(_NEEDED)), soname, tuple(dict.fromkeys(paths)))
 
 
 def survey(*roots: Path) -> list[SharedObject]:
@@ -239,19 +245,19 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     inside = _inside(release)
     opened = dict(_opened_later(release, packages)) if "cuda" in release.versions else {}
     objects = _objects(packages, filter(None, opened.values()))
-    told = run(["ldd", *objects])
-    if not told.stdout:
-        return [f"ldd in the module: {' | '.join(told.last_lines(3))}"], len(objects)
-    found = _by_loader(objects, told.stdout)
-    faults = [f"the loader said nothing of {path.name}" for path in objects if path not in found]
+    listing = run(["ldd", *objects])
+    if not listing.stdout:
+        return [f"ldd in the module: {' | '.join(listing.last_lines(3))}"], len(objects)
+    resolved = _by_loader(objects, listing.stdout)
+    faults = [f"the loader said nothing of {path.name}" for path in objects if path not in resolved]
     loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
     for path in objects:
-        faults += _of_object(inside, path, found.get(path, {}), loaded)
+        faults += _of_object(inside, path, resolved.get(path, {}), loaded)
     faults += _not_opened(inside, opened)
     if "nccl" in release.versions and "horovod" in release.versions:
-        faults += _other_nccl(packages, opened.get(_NCCL), found)
+        faults += _other_nccl(packages, opened.get(_NCCL), resolved)
     if release.backend == "wheels" and not faults:
-        faults += _taken_from_elsewhere(packages, inside, found, run)
+        faults += _taken_from_elsewhere(packages, inside, resolved, run)
     return list(dict.fromkeys(faults)), len(objects)
 
 
@@ -330,21 +336,21 @@ def _of_tensorflow(packages: Path) -> list[Path]:
     return [path for pattern in _TENSORFLOW for path in packages.glob(pattern)]
 
 
-def _by_loader(objects: Sequence[Path], told: str) -> dict[Path, dict[str, str]]:
+def _by_loader(objects: Sequence[Path], listing: str) -> dict[Path, dict[str, str]]:
     """Where ldd finds what each object needs, by name; what it does not find is empty.
 
     An object that it said nothing of is not there.
     """
-    found: dict[Path, dict[str, str]] = {}
+    resolved: dict[Path, dict[str, str]] = {}
     # A single object is told without its name.
-    here = found.setdefault(objects[0], {}) if len(objects) == 1 and told else {}
-    for line in told.splitlines():
+    here = resolved.setdefault(objects[0], {}) if len(objects) == 1 and listing else {}
+    for line in listing.splitlines():
         match = _LINE.match(line)
         if match:
             here[match.group(1)] = "" if match.group(2) == "not found" else match.group(2)
         elif line.endswith(":") and line.startswith("/"):
-            here = found.setdefault(Path(line[:-1]), {})
-    return found
+            here = resolved.setdefault(Path(line[:-1]), {})
+    return resolved
 
 
 def _of_object(
@@ -395,8 +401,8 @@ def _taken_from_elsewhere(
             for name in names:
                 if found.get(path, {}).get(name) and inside(found[path][name]):
                     (decoys / name).touch()
-        told = run(["env", f"LD_LIBRARY_PATH={decoys}", "ldd", *objects])
-        text = f"{told.stdout}\n{told.stderr}"
+        listing = run(["env", f"LD_LIBRARY_PATH={decoys}", "ldd", *objects])
+        text = f"{listing.stdout}\n{listing.stderr}"
         taken = [path.name for path in sorted(decoys.iterdir()) if f"{decoys}/{path.name}" in text]
     return [f"{name} of another module's LD_LIBRARY_PATH would be loaded instead" for name in taken]
 

@@ -101,20 +101,22 @@ def plan_stack(
     horovod = request.horovod and not without_horovod
     request = replace(request, backend=backend or request.backend, horovod=horovod)
     site = replace(site, stacks={**site.stacks, request.name: request})
-    found = Resolver(site).groups(request)
-    wanted = [one for one in found if partition is None or site.partition(partition).name in one]
+    groups = Resolver(site).groups(request)
+    wanted = [
+        group for group in groups if partition is None or site.partition(partition).name in group
+    ]
     if not wanted:
         raise BadInput(f"stack '{request.name}' does not serve partition '{partition}'")
     plans: list[ReleasePlan] = []
     blocked = []
     for names in wanted:
-        every = len(found) == 1 and set(names) == set(site.partitions)
+        every = len(groups) == 1 and set(names) == set(site.partitions)
         served = request.partitions if every else names
         try:
             if request.backend == "wheels":
                 plans.append(plan_wheels(site, request, names, served))
             else:
-                plans.append(plan_spack(site, request, names, served, alone=len(found) == 1))
+                plans.append(plan_spack(site, request, names, served, alone=len(groups) == 1))
         except (MissingPrerequisite, BadInput) as fault:
             blocked.append(Blocked(names, fault))
     return tuple(plans), tuple(blocked)
@@ -125,13 +127,13 @@ def plan_build(site: Site, name: str | None = None, partition: str | None = None
 
     What keeps a partition without one is raised.
     """
-    found, blocked = plan_stack(site, name, partition=partition)
-    for one in blocked:
-        raise one.fault
-    if len(found) > 1:
+    plans, blocked = plan_stack(site, name, partition=partition)
+    for refused in blocked:
+        raise refused.fault
+    if len(plans) > 1:
         raise BadInput(
-            f"stack '{found[0].request.name}' is {len(found)} builds: "
-            + "; ".join(", ".join(one.partitions) for one in found),
+            f"stack '{plans[0].request.name}' is {len(plans)} builds: "
+            + "; ".join(", ".join(plan.partitions) for plan in plans),
             hint="name a partition",
         )
-    return found[0]
+    return plans[0]

@@ -134,13 +134,13 @@ def interpreter(minor: str) -> Interpreter:
     if own.minor == minor:
         return own
     ask = "import platform, sys; print(sys._base_executable, platform.python_version())"
-    said = run(
+    answer = run(
         [f"python{minor}", "-c", ask],
         directory=Path("/"),
         timeout=60,
         hint=f"is Python {minor} whole?",
     )
-    path, version = said.stdout.split()
+    path, version = answer.stdout.split()
     return Interpreter(Path(path).resolve(), version)
 
 
@@ -151,17 +151,19 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         BadInput: pins that contradict each other or the facts.
         MissingPrerequisite: nothing fits, or the wheels of that CUDA are unknown.
     """
-    found = Resolver(site).build(request, names)
-    if not found.fits:
-        named = f"stack '{found.stack}'" if found.stack else "the stack"
+    resolution = Resolver(site).build(request, names)
+    if not resolution.fits:
+        named = f"stack '{resolution.stack}'" if resolution.stack else "the stack"
         raise MissingPrerequisite(
-            f"no wheels fit {named} on partition '{found.partition}'",
-            details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
+            f"no wheels fit {named} on partition '{resolution.partition}'",
+            details=[
+                line for chain in resolution.problems for line in chain_lines(chain, resolution.gpu)
+            ],
             hint="change the stack's pins or the partition's driver in site.yaml, put another "
             "Python on PATH, or name the other partitions in the stack's `partitions`",
         )
     computes, own = computes_of(site, request, names), gpus_of(site, names)
-    versions, table = found.versions, facts.load("wheels")
+    versions, table = resolution.versions, facts.load("wheels")
     kind = "cuda" if computes else "cpu"
     digits = tuple(one.replace(".", "") for one in computes)
     package, needs = table["packages"][kind], table["needs"][kind]
@@ -179,8 +181,8 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
             *request.packages,
         ),
         horovod=_horovod(table["horovod"], versions, computes) if "horovod" in versions else None,
-        proof=found.proof,
-        source=found.tried.source if found.tried else _EACH,
+        proof=resolution.proof,
+        source=resolution.tried.source if resolution.tried else _EACH,
         needs=needs_of(digits, versions.get("cuda", ""), "", own, wheels=True),
         fetch_gb=needs["fetch_gb"],
         tree_gb=needs["tree_gb"],

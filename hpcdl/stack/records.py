@@ -78,14 +78,14 @@ def read_records(site: Site) -> Records:
         return Records()
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        found = Records(
+        records = Records(
             tuple(LicenceAcceptance(**entry) for entry in data["acceptances"]),
             tuple(Waiver(**entry) for entry in data["waivers"]),
         )
-        for waiver in found.waivers:
+        for waiver in records.waivers:
             datetime.date.fromisoformat(waiver.until)  # somebody may have edited it
             waiver.analysis  # noqa: B018 - so with its kind
-        return found
+        return records
     except (OSError, ValueError, KeyError, TypeError) as fault:
         raise CheckFailed(
             f"{path} is damaged: {str(fault)[:200]}",

@@ -161,15 +161,15 @@ def _overlay() -> dict[str, Any]:
             name: wheel_sets(package, cuda=variant == "cuda") for name, package in book[key].items()
         }
         when = {"variant": variant, "backend": "spack-wheels"}
-        offered = {name: ",".join(found) for name, found in lists.items()}
+        offered = {name: ",".join(listed) for name, listed in lists.items()}
         rows = [(when, offered, "the overlay's list of wheels")]
-        for tensorflow, found in lists["tensorflow"].items():
+        for tensorflow, wheels in lists["tensorflow"].items():
             needs = {
-                **found.get("versions", {}),
-                "python": found.get("python", book["wheels_python"]),
-                "keras": found["others"]["keras"]["version"],
+                **wheels.get("versions", {}),
+                "python": wheels.get("python", book["wheels_python"]),
+                "keras": wheels["others"]["keras"]["version"],
             }
-            code = [f"sm_{arch}" for arch in found.get("cuda_arch", ())]
+            code = [f"sm_{arch}" for arch in wheels.get("cuda_arch", ())]
             if code:
                 needs["gpu"] = ",".join(one for one in computes() if serves(code, one))
             rows.append(({"tensorflow": tensorflow, **when}, needs, "its wheels in the overlay"))

@@ -34,14 +34,14 @@ class Sources(dict[str, int]):
 def as_text(resolutions: Sequence[Resolution]) -> str:
     """All resolutions as a page: the wanted ones in full, the other backend in one line."""
     sources, blocks = Sources(), []
-    models = {(one.partition, one.gpu) for one in resolutions}
+    models = {(resolution.partition, resolution.gpu) for resolution in resolutions}
     named = [partition for partition, _ in models]
-    for names, one in _grouped(resolutions):
-        if one.wanted or len(resolutions) == 1:
-            blocks.append("\n".join(_full(names, one, sources)))
+    for names, resolution in _grouped(resolutions):
+        if resolution.wanted or len(resolutions) == 1:
+            blocks.append("\n".join(_full(names, resolution, sources)))
         else:
-            mixed = named.count(one.partition) > 1
-            blocks.append(_brief(f"{names} ({one.gpu})" if mixed else names, one))
+            mixed = named.count(resolution.partition) > 1
+            blocks.append(_brief(f"{names} ({resolution.gpu})" if mixed else names, resolution))
     return sources.page("\n\n".join(blocks))
 
 
@@ -172,13 +172,15 @@ def _head(names: str, resolution: Resolution) -> str:
     return f"{names}: {gpu}; {stack}{resolution.backend}; evidence: {resolution.proof}"
 
 
-def _data(one: Resolution) -> dict[str, Any]:
-    told = ("partition", "stack", "backend", "wanted", "gpu", "compute", "driver", "proof")
+def _data(resolution: Resolution) -> dict[str, Any]:
+    fields = ("partition", "stack", "backend", "wanted", "gpu", "compute", "driver", "proof")
     rows = []
-    for choice in one.choices:
+    for choice in resolution.choices:
         limit = choice.limit
         because = (
-            {"not": limit.newer, "because": _chain_data(limit.chain, one.gpu)} if limit else None
+            {"not": limit.newer, "because": _chain_data(limit.chain, resolution.gpu)}
+            if limit
+            else None
         )
         rows.append(
             {
@@ -190,13 +192,15 @@ def _data(one: Resolution) -> dict[str, Any]:
             }
         )
     return {
-        **{name: getattr(one, name) for name in told},
-        "tried": one.tried.source if one.tried else None,
-        "pins": dict(one.pins),
-        "versions": one.versions,
+        **{name: getattr(resolution, name) for name in fields},
+        "tried": resolution.tried.source if resolution.tried else None,
+        "pins": dict(resolution.pins),
+        "versions": resolution.versions,
         "components": rows,
-        "problems": [[_rule_data(rule, one.gpu) for rule in chain] for chain in one.problems],
-        "notes": list(one.notes),
+        "problems": [
+            [_rule_data(rule, resolution.gpu) for rule in chain] for chain in resolution.problems
+        ],
+        "notes": list(resolution.notes),
     }
 
 

@@ -97,7 +97,7 @@ def _of_other(rule: Rule, names: Mapping[str, str]) -> Rule:
 
 def _site_rules(setting: Setting) -> Iterator[Rule]:
     """What the machine has (its driver, compilers, PMIx of its Slurm), and what the site pins."""
-    found = [
+    rows = [
         ("driver", setting.driver, "the partition's driver"),
         ("gcc", ",".join(setting.compilers), "the compilers the site offers"),
         ("pmix", setting.pmix, "the PMIx that Slurm was built with"),
@@ -107,7 +107,7 @@ def _site_rules(setting: Setting) -> Iterator[Rule]:
             for compute, driver in setting.also
         ),
     ]
-    for name, text, why in found:
+    for name, text, why in rows:
         if text:
             yield Rule(
                 (),

@@ -62,15 +62,15 @@ def refresh_sboms(site: Site, release: Release, say: Callable[[str], None]) -> N
     if all(path.is_file() and path.stat().st_mtime >= newest for path in files):
         return
     try:
-        found = findings(site, release, components(release))
-        write_sboms(release, found)
+        advisories = findings(site, release, components(release))
+        write_sboms(release, advisories)
     except (MissingPrerequisite, CheckFailed) as lack:
         say(f"note: no bill of materials: {lack.message}: {lack.hint}")
     except ValueError as fault:
         # The libraries refuse what some package says of itself: no reason to stop a publish.
         say(f"note: no bill of materials: {str(fault)[:300]}")
     else:
-        unanswered = sum(one.state != "waived" for one in found)
+        unanswered = sum(advisory.state != "waived" for advisory in advisories)
         if unanswered:
             say(f"note: {unanswered} known vulnerabilities have no waiver: `hpcdl stack sbom`")
 
@@ -135,15 +135,15 @@ def _cyclone_finding(finding: Advisory) -> Any:
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
 
     waived = finding.waiver if finding.state == "waived" else None
-    said = waived.analysis if waived else {"state": "in_triage"}
-    why, response = said.get("justification"), said.get("response")
+    analysis = waived.analysis if waived else {"state": "in_triage"}
+    why, response = analysis.get("justification"), analysis.get("response")
     return Vulnerability(
         id=finding.id,
         bom_ref=finding.id,
         description=finding.what,
         affects=[BomTarget(ref=purl) for purl in finding.purls],
         analysis=VulnerabilityAnalysis(
-            state=impact.ImpactAnalysisState(said["state"]),
+            state=impact.ImpactAnalysisState(analysis["state"]),
             justification=impact.ImpactAnalysisJustification(why) if why else None,
             responses=[impact.ImpactAnalysisResponse(response)] if response else None,
             detail=finding.describe(),

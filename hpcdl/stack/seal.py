@@ -172,18 +172,18 @@ def check_integrity(
             if noted == _fingerprint(release, entries):
                 took = time.monotonic() - start
                 return Integrity(release.id, len(entries), size, took, full=False)
-    known: Mapping[str, object] = json.loads(_read_content(release))["entries"]
+    sealed: Mapping[str, object] = json.loads(_read_content(release))["entries"]
     with explain_os_errors(release.root):
-        found = _rows(entries)
+        present = _rows(entries)
     result = Integrity(
         release.id,
         len(entries),
         size,
         time.monotonic() - start,
         True,
-        changed=tuple(name for name, row in known.items() if found.get(name, row) != row),
-        missing=tuple(name for name in known if name not in found),
-        added=tuple(name for name in found if name not in known),
+        changed=tuple(name for name, row in sealed.items() if present.get(name, row) != row),
+        missing=tuple(name for name in sealed if name not in present),
+        added=tuple(name for name in present if name not in sealed),
     )
     if result.ok:
         _note_checked(release, entries)
@@ -219,8 +219,8 @@ def _read_content(release: Release) -> bytes:
             hint=_rebuild(release),
         ) from fault
     if hashlib.sha256(data).hexdigest() != release.content:
-        said = f"{path} was changed after the build: release.json names another seal"
-        raise CheckFailed(said, hint=_rebuild(release))
+        message = f"{path} was changed after the build: release.json names another seal"
+        raise CheckFailed(message, hint=_rebuild(release))
     return data
 
 

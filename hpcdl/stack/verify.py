@@ -237,19 +237,19 @@ def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
 
 def _judge_kernel(release: Release, seen: Mapping[str, Any], partition: Partition | None) -> Check:
     """A build for GPUs must be one, and find one where it runs on a partition that has some."""
-    found, on_gpu = seen["kernel"], bool(seen["import"]["gpus"])
+    kernel, on_gpu = seen["kernel"], bool(seen["import"]["gpus"])
     built, meant = bool(seen["import"]["cuda"]), "cuda" in release.versions
     wants_gpu = built and partition is not None and partition.gpu is not None
-    device = found["model"] or found["device"]
-    detail = f"matrix product and convolution on {device}, off by {found['wrong']:.1g}"
+    device = kernel["model"] or kernel["device"]
+    detail = f"matrix product and convolution on {device}, off by {kernel['wrong']:.1g}"
     if meant and not built:
         detail = f"TensorFlow is built without CUDA, not for {release.versions['cuda']}"
     elif wants_gpu and not on_gpu:
         detail = "TensorFlow is built for GPUs and finds none"
     elif partition is not None and partition.gpu is not None and not on_gpu:
         detail += "; this build has no code for GPUs"
-    ok = found["wrong"] < _PRECISION and (on_gpu or not wants_gpu) and (built or not meant)
-    return Check("device kernel", ok, detail, found["took"])
+    ok = kernel["wrong"] < _PRECISION and (on_gpu or not wants_gpu) and (built or not meant)
+    return Check("device kernel", ok, detail, kernel["took"])
 
 
 def _judge_ranks(release: Release, seen: Mapping[str, Any] | None, started: int) -> list[Check]:
@@ -363,20 +363,20 @@ def check_device_code(
         faults += [] if gpus else [f"{partition.name}: the release is for none of its GPUs"]
         for label, gpu in gpus:
             where = f"{label} ({gpu.compute})"
-            verdicts = [(runs_on(found.codes, gpu.compute), found) for found in objects]
+            verdicts = [(runs_on(binary.codes, gpu.compute), binary) for binary in objects]
             faults += [
-                f"{where}: {found.path.name} has {', '.join(map(str, found.codes))}"
-                for verdict, found in verdicts
+                f"{where}: {binary.path.name} has {', '.join(map(str, binary.codes))}"
+                for verdict, binary in verdicts
                 if verdict == "no"
             ]
-            foreign = [found.path.name for verdict, found in verdicts if verdict == "foreign"]
+            foreign = [binary.path.name for verdict, binary in verdicts if verdict == "foreign"]
             if foreign and not run_there:
                 faults.append(
                     f"{where}: {', '.join(foreign[:3])} has only PTX of an older generation, which "
                     "proves nothing; a job of the gate on that partition does"
                 )
             by_driver = [
-                found.path.name for verdict, found in verdicts if verdict in {"ptx", "foreign"}
+                binary.path.name for verdict, binary in verdicts if verdict in {"ptx", "foreign"}
             ]
             note = f"only PTX in {', '.join(by_driver[:3])}" if by_driver else "machine code in all"
             notes.append(f"{where}: {note} of {len(objects)} files")

@@ -71,10 +71,10 @@ def _no_space_left(text: str) -> bool:
 def out_of_memory(why: str, batch: int) -> HpcdlError:
     """The error for a batch per rank that does not fit."""
     lines = why.splitlines() or [""]
-    said = next((line.strip() for line in lines if "OOM" in line), lines[0])
+    first = next((line.strip() for line in lines if "OOM" in line), lines[0])
     return MissingPrerequisite(
         f"out of memory with {batch} examples per rank",
-        details=[said[:200]],
+        details=[first[:200]],
         hint="a smaller --batch-per-rank; --accumulate N computes the batch in N parts",
     )
 
@@ -83,15 +83,15 @@ def explain(fault: BaseException, saved: str) -> HpcdlError | None:
     """The error for a fault of others; None for our own. `saved`: what the run resumes from."""
     text = str(fault)
     if _no_space_left(text):
-        said = "no space left on the file system"
+        message = "no space left on the file system"
         hint = "free some space, or choose another --job-dir"
     elif "Horovod" in text:
-        said = "another rank has exited, so this one cannot continue"
+        message = "another rank has exited, so this one cannot continue"
         hint = "the first error in the log is the cause"
     else:
         return None
     details = [text.splitlines()[0][:300]]
-    return MissingPrerequisite(said, details=details, hint=f"{hint}; {saved}")
+    return MissingPrerequisite(message, details=details, hint=f"{hint}; {saved}")
 
 
 class StepWatchdog:
@@ -142,10 +142,10 @@ class StepWatchdog:
         if time.monotonic() - self._alive_at <= self._limit:
             return False
         try:
-            said = (self._folder / _AT_WORK).stat().st_mtime
+            last_sign = (self._folder / _AT_WORK).stat().st_mtime
         except OSError:
             return True
-        return time.time() - said > self._limit
+        return time.time() - last_sign > self._limit
 
     def _end(self) -> None:
         with suppress(OSError):  # a full disk keeps nobody waiting

@@ -71,19 +71,21 @@ class Fitting:
         pieces = list(pieces_of(first, steps, self.numbers.steps_per_epoch))
         self.group = group_of(pieces, self.numbers.checkpoint_every) if self.short else 1
         _set_steps_per_execution(model, self.group * self.options.accumulate)
-        told = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
-        finalize = _once_only(told, model)
+        callback_list = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
+        finalize = _once_only(callback_list, model)
         parts = self.options.accumulate
         for piece in pieces:
             data = self._batches(piece.first, piece.last)
-            told.set_params({"verbose": 0, "epochs": pieces[-1].epochs, "steps": piece.steps})
+            callback_list.set_params(
+                {"verbose": 0, "epochs": pieces[-1].epochs, "steps": piece.steps}
+            )
             model.fit(
                 data,
                 initial_epoch=piece.epoch,
                 epochs=piece.epochs,
                 steps_per_epoch=piece.steps * parts,
                 class_weight=keras_parts.class_weight(self.options),
-                callbacks=told,
+                callbacks=callback_list,
                 shuffle=False,
                 verbose=0,
             )
@@ -139,18 +141,18 @@ def pieces_of(first: int, last: int, per_epoch: int) -> Iterator[Piece]:
         first = end
 
 
-def _once_only(told: Any, model: Any) -> Callable[[], None]:
+def _once_only(callbacks: Any, model: Any) -> Callable[[], None]:
     """Let callbacks see one beginning and one end of training, and Keras finalize once.
 
     Returns what does the end. Keras would restart EarlyStopping, and put averaged weights in
     place, at each piece.
     """
-    begin, end = told.on_train_begin, told.on_train_end
+    begin, end = callbacks.on_train_begin, callbacks.on_train_end
     finalize = getattr(model.optimizer, "finalize_variable_values", None)
     last: list[Any] = [None]
 
     def once(logs: Any = None) -> None:
-        told.on_train_begin = lambda logs=None: None
+        callbacks.on_train_begin = lambda logs=None: None
         begin(logs)
 
     def keep(logs: Any = None) -> None:
@@ -161,7 +163,7 @@ def _once_only(told: Any, model: Any) -> Callable[[], None]:
             finalize(model.trainable_variables)
         end(last[0])
 
-    told.on_train_begin, told.on_train_end = once, keep
+    callbacks.on_train_begin, callbacks.on_train_end = once, keep
     if finalize:
         model.optimizer.finalize_variable_values = lambda variables: None
     return finish

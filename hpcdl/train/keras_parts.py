@@ -51,15 +51,18 @@ def make(
     kind = kinds.get(name.lower())
     if kind is None:
         raise BadInput(f"{option}: Keras has no '{name}'", hint=did_you_mean(name.lower(), kinds))
-    known = [each for each in inspect.signature(kind).parameters if each != "kwargs"]
-    known += ["clipnorm", "clipvalue", "global_clipnorm"] if option == "--optimizer" else []
+    accepted = [each for each in inspect.signature(kind).parameters if each != "kwargs"]
+    accepted += ["clipnorm", "clipvalue", "global_clipnorm"] if option == "--optimizer" else []
     for argument in arguments:
-        if argument not in known:
+        if argument not in accepted:
             raise BadInput(
-                f"{option} {name} has no argument '{argument}'", hint=did_you_mean(argument, known)
+                f"{option} {name} has no argument '{argument}'",
+                hint=did_you_mean(argument, accepted),
             )
     try:
-        return kind(**{name: value for name, value in usual.items() if name in known} | arguments)
+        return kind(
+            **{name: value for name, value in usual.items() if name in accepted} | arguments
+        )
     except (TypeError, ValueError) as fault:
         raise BadInput(
             f"{option} {name}: {str(fault).splitlines()[0]}",
@@ -357,7 +360,7 @@ def make_metrics(options: TrainOptions, losses: Any) -> list[Any]:
         if "CategoricalCross" in name or name.startswith(("CategoricalFocal", "CategoricalHinge"))
         else []
     )
-    known: dict[str, Any] = {
+    available: dict[str, Any] = {
         name.lower().replace("_", ""): value
         for name, value in vars(tf.keras.metrics).items()
         if (inspect.isfunction(value) and name.islower())
@@ -369,11 +372,11 @@ def make_metrics(options: TrainOptions, losses: Any) -> list[Any]:
             metrics += [] if "accuracy" in metrics else ["accuracy"]
         elif ":" in asked:
             metrics.append(user_function("--metrics", asked))
-        elif short in known:
-            kind: Any = known[short]
+        elif short in available:
+            kind: Any = available[short]
             metrics.append(kind(name=asked.lower()) if isinstance(kind, type) else kind)
         else:
-            hint = did_you_mean(short, known)
+            hint = did_you_mean(short, available)
             raise BadInput(f"--metrics: Keras has no '{asked}'", hint=hint)
     return metrics
 

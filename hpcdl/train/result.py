@@ -209,9 +209,9 @@ class LossHistory:
 
     def segments(self, warmup: int) -> list[dict[str, Any]]:
         """What each start did: its first step, its number of them, its ranks and its rate."""
-        found: dict[float, tuple[dict[str, Any], Samples]] = {}
+        by_start: dict[float, tuple[dict[str, Any], Samples]] = {}
         for piece in self._pieces:
-            _, samples = found.setdefault(piece["started"], (piece, Samples()))
+            _, samples = by_start.setdefault(piece["started"], (piece, Samples()))
             samples.take(piece)
         return [
             {
@@ -221,7 +221,7 @@ class LossHistory:
                 "steps": len(samples),
                 "images_per_second": summarize(samples, warmup)["images_per_second"],
             }
-            for started, (piece, samples) in found.items()
+            for started, (piece, samples) in by_start.items()
         ]
 
     def curve(self) -> dict[str, list[Any]]:

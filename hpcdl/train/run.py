@@ -255,8 +255,8 @@ class RankRun:
             return
         if wanted:
             if self.ranks.rank == 0:
-                said = load_weights(fitting.model, fitting.recipe, Path(wanted))
-                training.reporter.say(said)
+                message = load_weights(fitting.model, fitting.recipe, Path(wanted))
+                training.reporter.say(message)
             broadcast(fitting)
         elif self.options.epochs == 0:
             raise BadInput(

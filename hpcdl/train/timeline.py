@@ -25,18 +25,18 @@ Event = dict[str, Any]
 
 def events(rank: int, host: str, columns: Mapping[str, Sequence[float]]) -> list[Event]:
     """The trace events of one rank: its parts one after the other in every step, in µs."""
-    found = [_name("process_name", f"rank {rank} on {host}", pid=rank)]
-    found += [_name("thread_name", part, pid=rank, tid=row) for row, part in enumerate(PARTS)]
+    events = [_name("process_name", f"rank {rank} on {host}", pid=rank)]
+    events += [_name("thread_name", part, pid=rank, tid=row) for row, part in enumerate(PARTS)]
     begun = 0.0
     for step, seconds in enumerate(columns["seconds"]):
         at = begun
         for row, part in enumerate(PARTS):
             took = columns[part][step]
             if took > 0:
-                found.append(_block(part, at, took, pid=rank, tid=row, args={"step": step}))
+                events.append(_block(part, at, took, pid=rank, tid=row, args={"step": step}))
             at += took
         begun += seconds
-    return found
+    return events
 
 
 def thread_events(rank: int, rows: Sequence[Mapping[str, Any]], begin: float) -> Iterator[Event]:

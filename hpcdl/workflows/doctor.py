@@ -108,14 +108,14 @@ def as_data(diagnosis: Diagnosis) -> dict[str, Any]:
 def as_text(diagnosis: Diagnosis) -> str:
     """The diagnosis as text: a table, then what to do."""
     parts = [f"{diagnosis.role}:\n{table([*dict.fromkeys(map(_row, diagnosis.findings))])}"]
-    remedies = [diagnosis.apt, *(_remedy(one) for one in diagnosis.lacking if one.remedy)]
+    remedies = [diagnosis.apt, *(_remedy(need) for need in diagnosis.lacking if need.remedy)]
     todo = [f"  {line}" for line in dict.fromkeys(remedies) if line]
     parts.append("\n".join(["what to do:", *todo]) if todo else "nothing is missing")
     extra = [diagnosis.apt_optional] if diagnosis.apt_optional else []
     extra += [
-        _remedy(one)
-        for one in diagnosis.findings
-        if one.remedy and one.found is None and not one.required
+        _remedy(need)
+        for need in diagnosis.findings
+        if need.remedy and need.found is None and not need.required
     ]
     if extra:
         parts.append("\n".join(["and what is optional:", *(f"  {line}" for line in extra)]))
@@ -268,8 +268,8 @@ def _prefix(role: str, here: Here) -> Need | None:
     if writes:
         remedy = f"{prefix} cannot be written: make it, or use the account that owns it"
     else:
-        said = "cannot be read" if prefix.exists() else "is not there"
-        remedy = f"{prefix} {said}: is it mounted here, and has `hpcdl stack build` made it?"
+        problem = "cannot be read" if prefix.exists() else "is not there"
+        remedy = f"{prefix} {problem}: is it mounted here, and has `hpcdl stack build` made it?"
     return _lack(role, "prefix", remedy)
 
 

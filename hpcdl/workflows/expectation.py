@@ -276,7 +276,7 @@ def last_results(site: Site, request: ScalingRequest) -> tuple[Path, ...]:
     """
     from hpcdl.predict.results import alike, trained_precision
 
-    found: list[tuple[object, Path]] = []
+    results: list[tuple[object, Path]] = []
     compute = request.partition.gpu and request.partition.gpu.compute
     for folder in _recent_jobs(site):
         with suppress(*_UNUSABLE):
@@ -298,8 +298,8 @@ def last_results(site: Site, request: ScalingRequest) -> tuple[Path, ...]:
                 continue
             result = RESULT.find(folder)
             if (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS:
-                found.append(((run, ranks), folder / RESULT.name))
-    return tuple(path for run, path in found if run == found[0][0])[:_MOST_REPEATS]
+                results.append(((run, ranks), folder / RESULT.name))
+    return tuple(path for run, path in results if run == results[0][0])[:_MOST_REPEATS]
 
 
 def links_of(site: Site, partition: Partition) -> tuple[Exchange, ...]:
@@ -338,17 +338,17 @@ def compare(
     if not measured or ranks != expectation.ranks:
         return None
     ratio = measured / expectation.images_per_second
-    verdict = said = "as expected"
+    verdict = phrase = "as expected"
     more = ""
     if measured < expectation.low * (1 - MARGIN):
-        verdict, said = "slower", "slower than expected"
+        verdict, phrase = "slower", "slower than expected"
         more = "; its shares above say where the time went; `hpcdl check run` tests the nodes"
         if expectation.proof == "doubtful":
             more = "; but no run like it was known, so the expectation was a rough one"
     elif measured > expectation.high * (1 + MARGIN):
-        verdict, said = "faster", "faster than expected"
+        verdict, phrase = "faster", "faster than expected"
         more = "; the next jobs are expected to be like this one"
-    return Comparison(measured, ratio, verdict, f"{said}, {ratio:.0%} of it{more}")
+    return Comparison(measured, ratio, verdict, f"{phrase}, {ratio:.0%} of it{more}")
 
 
 def as_lines(expectation: Expectation) -> list[str]:

@@ -66,8 +66,8 @@ class JobGate:
             Stopped: by a signal; its jobs are cancelled.
         """
         if not self.partitions:
-            said = f"{release.id} would serve no partition of '{site.name}'"
-            raise BadInput(said, hint="name one to test it on: --partition NAME")
+            message = f"{release.id} would serve no partition of '{site.name}'"
+            raise BadInput(message, hint="name one to test it on: --partition NAME")
         _require_slurm()
         queued: dict[str, Submission] = {}
         try:
@@ -88,25 +88,25 @@ class JobGate:
             Check(
                 "job", False, lack + ", ".join(site.partition(name).gpu_models), 0.0, partition=name
             )
-            for name, found in tried.items()
-            if not found
+            for name, groups in tried.items()
+            if not groups
         ]
-        nodes = {label: group for found in tried.values() for label, group in found.items()}
+        nodes = {label: group for groups in tried.values() for label, group in groups.items()}
         for name, group in nodes.items():
             try:
                 with undivided():  # no signal between Slurm's answer and our note of it
                     queued[name] = _submit(site, release, group)
                 self.say(f"job {queued[name].job_id} tries it on {name}")
             except BadInput as refusal:
-                said = "; ".join([refusal.message, *refusal.details])
-                checks.append(Check("job", False, said, 0.0, partition=group.name))
+                problem = "; ".join([refusal.message, *refusal.details])
+                checks.append(Check("job", False, problem, 0.0, partition=group.name))
         checks += check_files(site, release, self.partitions, run_there=True)
         ended = _wait(list(queued.values()), self.wait_seconds, self.say)
         runs = []
         for name, job in queued.items():
-            found, one = _outcome(release, nodes[name], job, ended[job.job_id])
-            checks += found
-            runs.append(one)
+            judged, gate_run = _outcome(release, nodes[name], job, ended[job.job_id])
+            checks += judged
+            runs.append(gate_run)
         checks.append(verify.check_content(release))
         return verify.new_proof(release, "job", ", ".join(self.partitions), checks, runs)
 
@@ -265,13 +265,13 @@ def _outcome(
     while (seen := read_seen(job.folder / _OUT)) is None and time.monotonic() < end:
         time.sleep(_POLL_SECONDS)
     samples = verify.samples_of(seen) if seen else {}
-    one = GateRun(partition.name, job.job_id, last.nodes, utc_now(), str(job.log), samples)
+    gate_run = GateRun(partition.name, job.job_id, last.nodes, utc_now(), str(job.log), samples)
     if not last.ok or seen is None:
-        return [Check("job", False, _why(job, last), 0.0, partition=partition.name)], one
+        return [Check("job", False, _why(job, last), 0.0, partition=partition.name)], gate_run
     # Two ranks; one where a partition has a single GPU.
     ranks = 1 if partition.gpus_per_node == partition.nodes == 1 else RANKS
     judged = judge(release, seen, partition, ranks)
-    return [replace(check, partition=partition.name) for check in judged], one
+    return [replace(check, partition=partition.name) for check in judged], gate_run
 
 
 def _why(job: Submission, last: Snapshot) -> str:
@@ -279,7 +279,7 @@ def _why(job: Submission, last: Snapshot) -> str:
     if not last.ended:
         return f"job {job.job_id} got no node in time and was cancelled: {last.description}"
     lines = last_text(job.log).strip().splitlines()[-_LOG_LINES:]
-    said = " | ".join(line.strip() for line in lines if line.strip())
+    last_lines = " | ".join(line.strip() for line in lines if line.strip())
     end = f"job {job.job_id} on {last.nodes or 'no node'} ended {last.state}"
     code = f" with exit code {last.exit_code}" if last.exit_code else ""
-    return f"{end}{code}; its log {job.log} ends: {said or 'empty'}"
+    return f"{end}{code}; its log {job.log} ends: {last_lines or 'empty'}"

@@ -73,14 +73,14 @@ def modules_of_job(
     """
     if container if named is None else not named:
         return dict.fromkeys(partitions, Module(()))
-    found = {
+    modules = {
         name: module_for(site, name, named or (), gpu_model=gpu_model, published=published)
         for name in partitions
     }
     if published and named:
-        for module in dict.fromkeys(found.values()):
+        for module in dict.fromkeys(modules.values()):
             check_available(site, module)
-    return found
+    return modules
 
 
 def _release_for_any(site: Site, partition: Partition, *, named: bool) -> Release | None:
@@ -89,16 +89,18 @@ def _release_for_any(site: Site, partition: Partition, *, named: bool) -> Releas
     from hpcdl.stack.release import release_for
 
     groups = partition.gpu_groups if partition.groups else ()
-    found = [release_for(site, partition.name, group.gpu and group.gpu.model) for group in groups]
-    for release, group in zip(found, groups, strict=True):
-        first = found[0]
+    releases = [
+        release_for(site, partition.name, group.gpu and group.gpu.model) for group in groups
+    ]
+    for release, group in zip(releases, groups, strict=True):
+        first = releases[0]
         if release is None or first is None or named:
             break
         if release.id != first.id or (group.gpu and not has_code_for(first, group.gpu)):
             raise BadInput(
                 f"no one release serves all GPU models of '{partition.name}'", hint=ask_for(groups)
             )
-    return found[0] if found else release_for(site, partition.name)
+    return releases[0] if releases else release_for(site, partition.name)
 
 
 def modules_by_partition(
@@ -114,14 +116,14 @@ def modules_by_partition(
     `named` are modules that the user asks for instead of the release's; for `published` see
     `module_for`.
     """
-    found: dict[str, Module] = {}
+    modules: dict[str, Module] = {}
     for group in site.by_groups(partitions):
         module = module_for(
             site, group.name, named, gpu_model=group.gpu_asked_for, published=published
         )
-        found[group.label] = module
-        found.setdefault(group.name, module)
-    return found
+        modules[group.label] = module
+        modules.setdefault(group.name, module)
+    return modules
 
 
 def check_available(site: Site, module: Module) -> None:

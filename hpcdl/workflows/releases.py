@@ -80,20 +80,20 @@ def pinned_by_jobs(site: Site, *, interactive: bool = True) -> dict[str, str]:
     that was current since it was submitted. An interactive job counts as the latter where
     `interactive` is False.
     """
-    found = uses(site)
+    job_uses = uses(site)
     named: dict[str, list[int]] = {}
     loaded = _loaded_by(site)
-    for use in found:
+    for use in job_uses:
         for release in dict.fromkeys([*use.releases, *loaded(use)]):
             named.setdefault(release, []).append(use.job.id)
     kept: dict[str, str] = {}
     for jobs, why in (
         (
-            [use.job.id for use in found if use.interactive and interactive],
+            [use.job.id for use in job_uses if use.interactive and interactive],
             "may have loaded it: interactive (salloc, srun)",
         ),
         (
-            [use.job.id for use in found if not use.known],
+            [use.job.id for use in job_uses if not use.known],
             "may use it: only root or a Slurm operator can read the script",
         ),
     ):
@@ -115,12 +115,12 @@ def read_script(site: Site, text: str) -> tuple[tuple[str, ...], tuple[str, ...]
 
 def _loaded_by(site: Site) -> Callable[[Use], Iterator[str]]:
     """Tells which releases the loads of a job mean, or meant when they ran."""
-    known, events = sound_releases(site), read_history(site)
+    releases, events = sound_releases(site), read_history(site)
     times = sorted(event.at for event in events)
 
     @cache  # thousands of jobs started between the same two events
     def given(partition: str, first: int) -> list[str]:
-        return sorted(given_since(site, events, known, partition, first))
+        return sorted(given_since(site, events, releases, partition, first))
 
     def since(local: str, partition: str) -> list[str]:
         return given(partition, bisect_left(times, _in_utc(local)))
@@ -132,7 +132,9 @@ def _loaded_by(site: Site) -> Callable[[Use], Iterator[str]]:
         for load in use.loads:
             if "/" in load:  # the module's name, or the part of it that Lmod completes
                 means = re.compile(rf"{re.escape(load)}(?![0-9A-Za-z])")
-                yield from (name for name, one in known.items() if means.match(one.module))
+                yield from (
+                    name for name, release in releases.items() if means.match(release.module)
+                )
             elif use.job.state != "PENDING":  # one that waits will get what is current then
                 yield from since(use.job.started, use.job.partition)
 

@@ -58,15 +58,15 @@ def targets(site: Site, partition: str | None = None) -> tuple[StackTarget, ...]
     homes = {name: site.stack_for(name) for name in names}
     left = tuple(name for name, home in homes.items() if home is None and site.stacks)
     stacks = dict.fromkeys(home.name for home in homes.values() if home)
-    found = [
+    stack_targets = [
         target
         for name in ([*stacks] if site.stacks else [None])
         for target in _of_stack(site, name, partition)
     ]
     if left:
         note = "none of the site's stacks names them: their jobs load what the others have"
-        found.append(StackTarget("", "", left, None, built=False, notes=(note,)))
-    return tuple(found)
+        stack_targets.append(StackTarget("", "", left, None, built=False, notes=(note,)))
+    return tuple(stack_targets)
 
 
 def _of_stack(site: Site, name: str | None, partition: str | None) -> Iterator[StackTarget]:
@@ -266,13 +266,13 @@ def _contents(release: Release) -> dict[str, str]:
 
 def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
     history = read_history(site)
-    new = [one.target.release for one in stacks if one.publishes and one.target.release]
+    new = [stack.target.release for stack in stacks if stack.publishes and stack.target.release]
     events = [*history, *(Event("publish", release.id) for release in new)]
     after = shown_after(site, events, expected=new)
     if after is None:
         return ModulesPlan((), (), (), rewritten=False)
     before, then = _names(shown_after(site, history)), _names(after)
-    own = {name for one in stacks if one.target.stack for name in one.target.partitions}
+    own = {name for stack in stacks if stack.target.stack for name in stack.target.partitions}
     defaults = [
         Default(name, _serving(site, name), release)
         for name, release in after.chosen.partitions.items()
@@ -282,7 +282,9 @@ def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
         moved=tuple(n for n, name in then.items() if before.get(n, name) != name),
         # Where nothing can be built for a partition, what the others have is not for it.
         defaults=tuple(
-            one for one in defaults if one.before or one.serves or one.partition not in own
+            default
+            for default in defaults
+            if default.before or default.serves or default.partition not in own
         ),
         rewritten=not new and current_id(site) is not None and _differ(site, after),
     )
@@ -455,19 +457,19 @@ def as_data(plan: SitePlan) -> dict[str, Any]:
         "site": plan.site_name,
         "changes": plan.changes,
         "blocked": plan.blocked,
-        "stacks": [_stack_data(one) for one in plan.stacks],
+        "stacks": [_stack_data(stack) for stack in plan.stacks],
         "modules": {
             "added": list(plan.modules.added),
             "moved": list(plan.modules.moved),
             "rewritten": plan.modules.rewritten,
             "defaults": [
                 {
-                    "partition": one.partition,
-                    "before": _release_data(one.before),
-                    "after": _release_data(one.after),
-                    "changes": one.changes,
+                    "partition": default.partition,
+                    "before": _release_data(default.before),
+                    "after": _release_data(default.after),
+                    "changes": default.changes,
                 }
-                for one in plan.modules.defaults
+                for default in plan.modules.defaults
             ],
         },
         "jobs": {

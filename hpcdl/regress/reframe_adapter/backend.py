@@ -290,13 +290,13 @@ def _hang(job: HpcdlJob, record: JobRecord) -> JobFault | None:
 
 def _signs(directory: Path) -> object:
     """Sizes and times of the files of a job that is alive change; a file system may not answer."""
-    found = []
+    signs = []
     with suppress(OSError):
         for entry in os.scandir(directory):
             with suppress(OSError):
                 status = entry.stat()
-                found.append((entry.name, status.st_size, status.st_mtime_ns))
-    return sorted(found)
+                signs.append((entry.name, status.st_size, status.st_mtime_ns))
+    return sorted(signs)
 
 
 def _node_restarted(record: JobRecord) -> bool:

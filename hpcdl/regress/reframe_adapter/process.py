@@ -109,17 +109,19 @@ def require_reframe(release: str | None = None) -> None:
             "ReFrame is not installed for this hpcdl", hint=to_install("checks")
         )
     try:
-        found = release or version("reframe-hpc")
+        installed = release or version("reframe-hpc")
     except PackageNotFoundError:  # on PYTHONPATH, or as a module of the site's
         import reframe
 
-        found = str(reframe.VERSION)
-    known = supported()
-    if found in known or (_numbers(found) >= _numbers(known[0]) and (release or _answers())):
+        installed = str(reframe.VERSION)
+    versions = supported()
+    if installed in versions or (
+        _numbers(installed) >= _numbers(versions[0]) and (release or _answers())
+    ):
         return
     raise MissingPrerequisite(
-        f"ReFrame {found} is not supported: hpcdl works with {known[0]} and newer that have what "
-        f"{known[-1]} has",
+        f"ReFrame {installed} is not supported: hpcdl works with {versions[0]} and newer "
+        f"that have what {versions[-1]} has",
         hint=to_install("checks"),
     )
 
@@ -139,15 +141,15 @@ def refuse_ours(words: Sequence[str]) -> None:
 
     Raises BadInput: the first of them, with what to use instead.
     """
-    known = facts.load("reframe")
+    rules = facts.load("reframe")
     for word in words:
         name = word.partition("=")[0] if word.startswith("--") else word[:2]
-        if not word.startswith("-") or name in known["passed"]:
+        if not word.startswith("-") or name in rules["passed"]:
             continue
         # argparse takes the beginning of a long option for it.
-        meant = (one for one in known["instead"] if one == name or _begins(one, name))
-        hint = known["instead"].get(next(meant, ""))
-        near = [one for one in known["passed"] if _begins(one, name)]
+        meant = (option for option in rules["instead"] if option == name or _begins(option, name))
+        hint = rules["instead"].get(next(meant, ""))
+        near = [option for option in rules["passed"] if _begins(option, name)]
         hint = hint or (f"write {near[0]}" if near else "it is not for a run of `hpcdl check run`")
         raise BadInput(f"{word[:40]} is not passed on to ReFrame", hint=hint)
 
@@ -279,12 +281,12 @@ def _stopped(run: RunDirectory, process: subprocess.Popen[bytes] | None) -> Stop
     if process is not None:
         _terminate(process)
     jobs = sorted(read_events(run.events))
-    said = f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"
+    outcome = f"jobs {', '.join(map(str, jobs))} are cancelled" if jobs else "no job ran"
     try:
         cancel_left_jobs(run)
     except HpcdlError:
-        said = "Slurm does not answer; the next run cancels what is left"
-    return Stopped(f"stopped; {said}", details=[f"run: {run.path}"])
+        outcome = "Slurm does not answer; the next run cancels what is left"
+    return Stopped(f"stopped; {outcome}", details=[f"run: {run.path}"])
 
 
 def read_session(run: RunDirectory, exit_code: int) -> Session:
@@ -293,11 +295,11 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
     for event in json_lines(run.record):
         each.setdefault(str(event.get("event")), []).append(event)
     harmless = tuple(facts.load("reframe")["harmless"])
-    left_out, notes = list[str](), [str(one["text"]) for one in each.get("note", ())]
-    for event in (one for one in each.get("warning", ()) if not one["check"]):
-        said = notes if event["text"].startswith(harmless) else left_out
-        said.append(f"ReFrame warns: {event['text']}")
-    notes += [str(one["text"]) for one in each.get("fits nothing", ())]
+    left_out, notes = list[str](), [str(entry["text"]) for entry in each.get("note", ())]
+    for event in (entry for entry in each.get("warning", ()) if not entry["check"]):
+        section = notes if event["text"].startswith(harmless) else left_out
+        section.append(f"ReFrame warns: {event['text']}")
+    notes += [str(entry["text"]) for entry in each.get("fits nothing", ())]
     if exit_code == 0 and not each:
         left_out.append(f"nothing recorded what ReFrame left out; see {run.log}")
     selected = [int(event["cases"]) for event in each.get("selected", ())]
@@ -338,12 +340,14 @@ def _noted(
     name, where = case.get("unique_name"), (case.get("partition"), case.get("environ"))
 
     def of(kind: str) -> list[Mapping[str, Any]]:
-        there = (one for one in events.get(kind, ()) if one["check"] == name)
-        return [one for one in there if (one.get("partition"), one.get("environ")) == where]
+        there = (event for event in events.get(kind, ()) if event["check"] == name)
+        return [event for event in there if (event.get("partition"), event.get("environ")) == where]
 
-    warned = [one["text"] for one in events.get("warning", ()) if name and one["check"] == name]
+    warned = [
+        event["text"] for event in events.get("warning", ()) if name and event["check"] == name
+    ]
     return {
-        "declared": [metric for one in of("declared") for metric in one["metrics"]],
-        "neutral": next((one["why"] for one in of("neutral")), ""),
+        "declared": [metric for event in of("declared") for metric in event["metrics"]],
+        "neutral": next((event["why"] for event in of("neutral")), ""),
         "warnings": [text for text in dict.fromkeys(warned) if not text.startswith(harmless)],
     }

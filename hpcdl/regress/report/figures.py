@@ -86,14 +86,14 @@ class SeriesView:
     @property
     def figure(self) -> Figure:
         """The series over time, with what a reader must know of it in the gate's words."""
-        one = self.series
-        subtitle = f"{one.check} \N{MIDDLE DOT} {describe_metric(one.metric)}"
+        series = self.series
+        subtitle = f"{series.check} \N{MIDDLE DOT} {describe_metric(series.metric)}"
         notes = tuple(f"{f.kind}: {f.description}" for f in self.told if not f.of_last_night)
         return Figure(
             "time",
-            one.case or one.check,
+            series.case or series.check,
             subtitle,
-            one.place,
+            series.place,
             self.values,
             notes,
             "bad" if self.alarm else "",
@@ -111,7 +111,7 @@ def view(
     lost: Iterable[str] = (),
     least: float = 0.0,
     watched: int = 1,
-    told: tuple[Finding, ...] = (),
+    findings: tuple[Finding, ...] = (),
     since: str = "",
 ) -> SeriesView:
     """A series of a history as the page shows it.
@@ -125,31 +125,33 @@ def view(
     better = better_of_points(series.unit, measured)
     looked_at = [
         Night(
-            date.fromisoformat(one.time[:10]),
-            one.value or 0.0,
-            one.release,
-            one.driver,
-            single_node(one.nodes),
+            date.fromisoformat(point.time[:10]),
+            point.value or 0.0,
+            point.release,
+            point.driver,
+            single_node(point.nodes),
         )
-        for one in measured
-        if one.time >= since
+        for point in measured
+        if point.time >= since
     ]
     analysis = analyse(looked_at, least, watched, lower=better == LOWER)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
-    without = {one.time[:10] for one in points if not _finite(one.value)}
+    without = {point.time[:10] for point in points if not _finite(point.value)}
     without |= {time[:10] for time in lost}
     values = {
         "unit": series.unit,
         **_columns(nights),
         "lost": _offsets(sorted(without - set(days)), days),
-        "bound": _steps(nights, lambda one: [*map(rounded, (one.reference, one.low, one.high))]),
+        "bound": _steps(
+            nights, lambda point: [*map(rounded, (point.reference, point.low, point.high))]
+        ),
         "release": _steps(nights, lambda point: point.release),
         "driver": _steps(nights, lambda point: point.driver),
         "levels": _levels(nights, analysis, sum(day < since for day in days)),
         "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
-    return SeriesView(series, values, told)
+    return SeriesView(series, values, findings)
 
 
 def better_of_points(unit: str, points: Sequence[FigurePoint]) -> str:
@@ -161,14 +163,14 @@ def better_of_points(unit: str, points: Sequence[FigurePoint]) -> str:
 def views(work: Sequence[tuple[Any, ...]]) -> list[SeriesView]:
     """What `view` gives of each of these arguments: on all CPUs where there is much to do."""
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(work))
-    if workers > 1 and sum(len(one[1]) for one in work) >= _MUCH:
+    if workers > 1 and sum(len(arguments[1]) for arguments in work) >= _MUCH:
         # A machine may grant no more processes, or no shared memory: then it takes longer.
         with (
             suppress(OSError, ImportError, BrokenExecutor),
             ProcessPoolExecutor(workers, get_context("fork")) as pool,
         ):
             return list(pool.map(view, *zip(*work, strict=True)))
-    return [view(*one) for one in work]
+    return [view(*arguments) for arguments in work]
 
 
 def signed(fraction: float) -> str:
@@ -244,13 +246,13 @@ def _levels(
     values = nightly([[point.value or 0.0 for point in rows] for _, rows in nights]).values
     cuts = sorted({skipped + edge for change in analysis.changes for edge in change.edges})
     edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
-    found: list[list[float | int | None]] = []
+    levels: list[list[float | int | None]] = []
     for first, end in pairwise(edges):
         if part := values[first:end]:
             level = median(part)
             spread = median(abs(value - level) for value in part) * _MAD_TO_SIGMA
-            found.append([first, end - 1, rounded(level), rounded(spread)])
-    return found
+            levels.append([first, end - 1, rounded(level), rounded(spread)])
+    return levels
 
 
 def _change(change: Change, days: Sequence[str], judged: bool) -> dict[str, Any]:
@@ -290,8 +292,8 @@ def scaling(views: Iterable[SeriesView]) -> list[Figure]:
 def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -> Figure:
     ranks = sorted(members)
     recent = {n: members[n].values["value"][-_RECENT:] for n in ranks}
-    one = recent[ranks[0]][-1] / ranks[0]
-    shares = {n: percent(recent[n][-1] / (one * n) if one else 0.0) for n in ranks}
+    rate_of_one = recent[ranks[0]][-1] / ranks[0]
+    shares = {n: percent(recent[n][-1] / (rate_of_one * n) if rate_of_one else 0.0) for n in ranks}
     points = [
         {
             "x": n,
@@ -303,7 +305,7 @@ def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -
         }
         for n, values in recent.items()
     ]
-    ideal = [{"x": n, "y": one * n} for n in ranks]
+    ideal = [{"x": n, "y": rate_of_one * n} for n in ranks]
     values = {
         "x": "ranks",
         "unit": members[ranks[0]].series.unit,

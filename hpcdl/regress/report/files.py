@@ -45,8 +45,8 @@ def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
     place = (named if named.is_dir() else named.parent).resolve()
     if is_named_as_run(place):
         return place
-    said = Path(str(run.get("run") or ""))
-    return said if said.parent == runs and is_named_as_run(said) else None
+    stated = Path(str(run.get("run") or ""))
+    return stated if stated.parent == runs and is_named_as_run(stated) else None
 
 
 def read_files(run: Run, directory: Path | None) -> list[Mapping[str, Attached]]:

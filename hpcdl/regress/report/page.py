@@ -73,26 +73,26 @@ def night_page(
     """
     now = now or datetime.now(timezone.utc)
     since = (now - timedelta(days=nights)).isoformat()[:10]
-    found = {
+    by_series = {
         series: points for series in history.series() if (points := history.points(series, since))
     }
     each = _views(
         history,
-        found,
+        by_series,
         answer,
         recorded(run.get("machine")).margin,
-        lambda one, last: first_night(one, last, rulings, now.date()),
+        lambda series, last: first_night(series, last, rulings, now.date()),
     )
-    shown = sorted(each, key=lambda one: (not one.alarm, one.series))
+    shown = sorted(each, key=lambda view: (not view.alarm, view.series))
     rows = rows_of(run["verdicts"])
     blocks = {
-        f"file-{index}-{kind}": {"text": one.text}
+        f"file-{index}-{kind}": {"text": content.text}
         for index, attached in enumerate(files)
-        for kind, one in attached.items()
+        for kind, content in attached.items()
     }
     return _render(
         f"{site}: {answer.headline}",
-        _sections(found, shown),
+        _sections(by_series, shown),
         blocks,
         site=site,
         run=str(run.get("run", "")).rpartition("/")[2],
@@ -106,12 +106,14 @@ def night_page(
         attention=[*_attention(answer, run["verdicts"], rows, shown)],
         # A verdict leads to the first figure of its case.
         links={
-            (one.series.check, one.series.case, one.series.place): f"s{index}"
-            for index, one in reversed([*enumerate(shown)])
+            (view.series.check, view.series.case, view.series.place): f"s{index}"
+            for index, view in reversed([*enumerate(shown)])
         },
         verdicts=headline(run["verdicts"]),
         files=files,
-        partitions=sorted({row.partition for _, row in rows} | {one.series.place for one in shown}),
+        partitions=sorted(
+            {row.partition for _, row in rows} | {view.series.place for view in shown}
+        ),
     )
 
 
@@ -130,17 +132,17 @@ def _views(
 ) -> list[SeriesView]:
     """Every series that has values; runs without any number belong to all series of their case."""
     watched = sum(bool(series.metric) for series in history.series())
-    told: dict[Series, tuple[Finding, ...]] = {}
-    for one in (*answer.findings, *answer.warnings):
-        told[one.series] = (*told.get(one.series, ()), one)
+    findings: dict[Series, tuple[Finding, ...]] = {}
+    for finding in (*answer.findings, *answer.warnings):
+        findings[finding.series] = (*findings.get(finding.series, ()), finding)
     work = []
     for series, points in found.items():
         if series.metric:
             without = found.get(series.of_case, ())
             lost = [p.time for p in without if p.status == Status.ERROR.value]
             since = first(series, points[-1].time)
-            work.append((series, points, lost, least, watched, told.get(series, ()), since))
-    return [one for one in figures.views(work) if one.values["value"]]
+            work.append((series, points, lost, least, watched, findings.get(series, ()), since))
+    return [view for view in figures.views(work) if view.values["value"]]
 
 
 def _sections(
@@ -154,11 +156,11 @@ def _sections(
             for series, points in found.items()
             if series.partition == partition
         ]
-        slow = [n for one in shown if one.series.partition == partition for n in one.slow_nodes]
+        slow = [n for view in shown if view.series.partition == partition for n in view.slow_nodes]
         maps.append(figures.nodes_of(partition, each, slow))
 
     def named(letter: str, each: Iterable[Figure | None]) -> dict[str, Figure]:
-        return {f"{letter}{index}": one for index, one in enumerate(filter(None, each))}
+        return {f"{letter}{index}": figure for index, figure in enumerate(filter(None, each))}
 
     return [
         {
@@ -166,7 +168,7 @@ def _sections(
             "heading": "Over time",
             "text": "Each dot is a night. The line is the level between changes, the band around "
             "it two standard deviations; what lies beyond the bounds is shaded.",
-            "figures": named("s", [one.figure for one in shown]),
+            "figures": named("s", [view.figure for view in shown]),
             "empty": "There is no history yet: each `hpcdl check run` adds a night.",
         },
         {
@@ -211,15 +213,15 @@ def _attention(
                 "name": f"{row.name} on {row.partition or 'no partition'}",
                 "description": row.reason or "no reason given",
             }
-    links = {one.series: f"s{index}" for index, one in enumerate(shown)}
-    closing = sorted(beside(answer, verdicts), key=lambda one: str(one.began), reverse=True)
-    for one in (*closing, *answer.warnings):
+    links = {view.series: f"s{index}" for index, view in enumerate(shown)}
+    closing = sorted(beside(answer, verdicts), key=lambda finding: str(finding.began), reverse=True)
+    for finding in (*closing, *answer.warnings):
         yield {
-            "tone": "uncertain" if one in answer.warnings else "bad",
-            "kind": one.kind,
-            "name": one.name,
-            "description": f"{one.description} (id {one.id})",
-            "link": links.get(one.series, "time"),
+            "tone": "uncertain" if finding in answer.warnings else "bad",
+            "kind": finding.kind,
+            "name": finding.name,
+            "description": f"{finding.description} (id {finding.id})",
+            "link": links.get(finding.series, "time"),
         }
 
 
@@ -263,18 +265,18 @@ def _hash(text: str) -> str:
 
 def rows_of(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
     """The verdicts as rows, those that need a person first, each with its index in `verdicts`."""
-    found = [(index, _row(verdict)) for index, verdict in enumerate(verdicts)]
-    often = Counter((row.name, row.partition) for _, row in found)
-    found = [
+    rows = [(index, _row(verdict)) for index, verdict in enumerate(verdicts)]
+    often = Counter((row.name, row.partition) for _, row in rows)
+    rows = [
         (index, row if often[row.name, row.partition] > 1 else replace(row, node=""))
-        for index, row in found
+        for index, row in rows
     ]
 
     def urgency(row: Row) -> tuple[bool, int, str, str]:
         place = _ORDER.index(row.status) if row.status in _ORDER else 0
         return row.tone == "good" or row.waived, place, row.partition, row.name
 
-    return sorted(found, key=lambda pair: urgency(pair[1]))
+    return sorted(rows, key=lambda pair: urgency(pair[1]))
 
 
 def when(run: str) -> str:
@@ -325,7 +327,7 @@ def change_text(value: float | None, reference: float | None) -> str:
 def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
     job: Mapping[str, Any] = verdict.get("job") or {}
     seconds = [("waited", job.get("queue_wait_seconds")), ("ran", job.get("run_seconds"))]
-    known = [
+    rows = [
         ("job", str(job.get("id") or "")),
         ("ended as", str(job.get("state") or "")),
         ("nodes", str(job.get("nodes") or "")),
@@ -334,4 +336,4 @@ def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("release", str(verdict.get("release") or "")),
         ("driver", str(verdict.get("driver") or "")),
     ]
-    return [(name, text) for name, text in known if text]
+    return [(name, text) for name, text in rows if text]

@@ -170,9 +170,9 @@ def _directory(named: str) -> Path:
     if not place.exists() and "/" not in named:
         with scratch_directory() as scope:
             spack = tool.open_spack(scope, scope)
-            told = spack.run("location", "--env", named, check=False).stdout.strip()
-        if told and (Path(told) / "spack.yaml").is_file():
-            return Path(told)
+            location = spack.run("location", "--env", named, check=False).stdout.strip()
+        if location and (Path(location) / "spack.yaml").is_file():
+            return Path(location)
     raise BadInput(
         f"{named} is no Spack environment: there is no spack.yaml in it",
         hint="name its directory; `spack env list` shows those that Spack manages by name",
@@ -201,9 +201,9 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
 
 def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
     """The same with a Spack that is open for the environment."""
-    found = _inventory(spack, plan.lock.environment)
-    to_run = [one for one in found.packages if one.hash in plan.lock.to_run]
-    _require_installed(plan.lock, spack, found, to_run)
+    inventory = _inventory(spack, plan.lock.environment)
+    to_run = [package for package in inventory.packages if package.hash in plan.lock.to_run]
+    _require_installed(plan.lock, spack, inventory, to_run)
     view.require_readable(to_run)
     tools_in = helpers(say)
     plan, wheel = own_hpcdl(plan, tools_in)
@@ -211,7 +211,7 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
         if not plan.exists:
             with new_tree(plan.root) as root:
                 say(f"linking {len(to_run)} packages into {root}/stack")
-                view.make_view(spack, root, plan.lock, found)
+                view.make_view(spack, root, plan.lock, inventory)
                 (pip,) = tools_in.glob("lib/python3*/site-packages")
                 packages = view.add_hpcdl(root, wheel, pip, wheelhouse.new_log(root.name))
                 # The module's hpcdl knows its site without being told: a publish writes the file.
@@ -219,8 +219,8 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
                 (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
                 require_imports(root, plan.lock.environment)
                 variables = view.module_environment(spack, root)
-                made = replace(plan.expected(found.packages), environment=variables)
-                record_release(made, [found.store])
+                made = replace(plan.expected(inventory.packages), environment=variables)
+                record_release(made, [inventory.store])
     return read_release(plan.site, plan.release_id)
 
 
@@ -245,15 +245,17 @@ def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Seque
     """Refuse what is not there, or not wholly; say what is missing, or who else has it."""
     where = lock.environment
     install = f"spack -e {where} install"
-    if {one.hash for one in to_run} != lock.to_run:
+    if {package.hash for package in to_run} != lock.to_run:
         raise MissingPrerequisite(
             f"spack.yaml and spack.lock of {where} are of different specs", hint=install
         )
-    missing = [one for one in to_run if not one.installed or not one.prefix.is_dir()]
+    missing = [
+        package for package in to_run if not package.installed or not package.prefix.is_dir()
+    ]
     if not missing:
         return
-    if len(missing) < sum(not one.external for one in to_run):
-        titles = [f"{one.name}@{one.version}" for one in missing]
+    if len(missing) < sum(not package.external for package in to_run):
+        titles = [f"{package.name}@{package.version}" for package in missing]
         more = [f"and {len(titles) - _SHOWN} more"] if len(titles) > _SHOWN else []
         raise MissingPrerequisite(
             f"the environment {where} is not wholly installed: {len(missing)} of {len(to_run)} "

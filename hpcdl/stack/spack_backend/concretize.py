@@ -168,17 +168,17 @@ def concretize(
 
 def differences(wanted: SpackEnvironment, lock: Lock) -> tuple[str, ...]:
     """Where a lock file's versions are not the resolution's: `nccl: 2.29.3, not 2.29.7`."""
-    found = lock.components
+    locked = lock.components
     if wanted.wheels:
-        found.pop("cuda", None)  # of nvcc: the libraries are in the wheels
-    slurms = any("external" in one for one in lock.specs.values() if one["name"] == "pmix")
+        locked.pop("cuda", None)  # of nvcc: the libraries are in the wheels
+    slurms = any("external" in spec for spec in lock.specs.values() if spec["name"] == "pmix")
     if "pmix" not in wanted.pinned and slurms:
-        found.pop("pmix", None)  # Slurm's, whatever it is
+        locked.pop("pmix", None)  # Slurm's, whatever it is
     expected = {**wanted.versions, "gcc": wanted.gcc}
     return tuple(
-        f"{name}: {found[name]}, not {expected[name]}"
-        for name in found
-        if name in expected and not Range(expected[name]).allows(found[name])
+        f"{name}: {locked[name]}, not {expected[name]}"
+        for name in locked
+        if name in expected and not Range(expected[name]).allows(locked[name])
     )
 
 

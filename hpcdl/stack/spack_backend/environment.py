@@ -115,25 +115,25 @@ def environment_of(
     Raises:
         BadInput: no set of versions fits, or Spack cannot build Slurm's PMIx.
     """
-    found = Resolver(site).build(request, names)
-    _require_fit(site, found, request, names)
+    resolution = Resolver(site).build(request, names)
+    _require_fit(site, resolution, request, names)
     wheels = request.backend == "spack-wheels"
     if not wheels:
         _check_pmix(site)
     computes = computes_of(site, request, names)
-    one_gcc = site.spack.compilers or "gcc" in found.pins
-    gcc = found.versions["gcc"] if one_gcc and not wheels else ""
-    models = (one for part in names for one in site.partition(part).gpu_models)
+    one_gcc = site.spack.compilers or "gcc" in resolution.pins
+    gcc = resolution.versions["gcc"] if one_gcc and not wheels else ""
+    models = (model for part in names for model in site.partition(part).gpu_models)
     return SpackEnvironment(
         name=name,
         title=f"{site.name}, stack {request.name}",
         serves=tuple(dict.fromkeys(models)) if computes else ("CPUs",),
-        archs=_archs(found.versions["tensorflow"], computes, wheels=wheels),
-        versions=found.versions,
+        archs=_archs(resolution.versions["tensorflow"], computes, wheels=wheels),
+        versions=resolution.versions,
         gcc="" if wheels else gcc or _majors(computes[0] if computes else None),
-        pinned=tuple(found.pins),
+        pinned=tuple(resolution.pins),
         wheels=wheels,
-        proof=found.proof,
+        proof=resolution.proof,
     )
 
 
@@ -230,24 +230,24 @@ def _packages(
     Slurm is the machine's, in /usr where the site names no other prefix.
     """
     why = "Open MPI speaks to Slurm through PMIx: it has to be the one Slurm was built with."
-    found: dict[str, dict[str, Any]] = {
+    packages: dict[str, dict[str, Any]] = {
         "pmix": {"why": why, "require": f"@{pmix}" if pmix else "", "externals": []}
     }
-    if not any(one.name == "slurm" for one in externals):
+    if not any(external.name == "slurm" for external in externals):
         externals = (*externals, External("slurm", slurm, Path("/usr")))
-    for one in externals:
+    for external in externals:
         row: dict[str, Any] = {
-            "spec": f"{one.name}@{one.version}",
-            "prefix": one.prefix,
+            "spec": f"{external.name}@{external.version}",
+            "prefix": external.prefix,
             "compilers": [],
         }
-        if one.name == "gcc":
+        if external.name == "gcc":
             row["spec"] += " languages:='c,c++,fortran'"
             programs = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
-            row["compilers"] = [(lang, _program(one, name)) for lang, name in programs.items()]
+            row["compilers"] = [(lang, _program(external, name)) for lang, name in programs.items()]
         plain = {"why": "", "require": "", "externals": []}
-        found.setdefault(one.name, plain)["externals"].append(row)
-    return [{"name": name, **row} for name, row in found.items()]
+        packages.setdefault(external.name, plain)["externals"].append(row)
+    return [{"name": name, **row} for name, row in packages.items()]
 
 
 def _program(gcc: External, name: str) -> Path:

@@ -130,8 +130,8 @@ def make_all(spack: Spack, where: Folders, jobs: int, show: Show, env: Mapping[s
 
 def installed(spack: Spack, environment: Path) -> set[str]:
     """Hashes of what is installed of an environment."""
-    told = spack.run("-e", environment, "find", "--format", "{hash}", check=False).stdout
-    return set(re.findall(r"\b[a-z0-9]{32}\b", told))
+    listing = spack.run("-e", environment, "find", "--format", "{hash}", check=False).stdout
+    return set(re.findall(r"\b[a-z0-9]{32}\b", listing))
 
 
 def _mark_installed(done: Path, targets: list[str], hashes: set[str]) -> None:
@@ -187,12 +187,12 @@ def _keep_logs(where: Folders) -> None:
 
 
 def _failure(spack: Spack, where: Folders) -> HpcdlError:
-    said = where.log.read_text(errors="replace")
-    failed = list(dict.fromkeys(_FAILED.findall(said)))
+    output = where.log.read_text(errors="replace")
+    failed = list(dict.fromkeys(_FAILED.findall(output)))
     if not failed:
         return PackageFailed(
             "make failed before any package did",
-            details=[*said.strip().splitlines()[-_SHOWN_LINES:], f"log: {where.log}"],
+            details=[*output.strip().splitlines()[-_SHOWN_LINES:], f"log: {where.log}"],
         )
     package, *others = failed
     title = _title(package)
@@ -200,7 +200,7 @@ def _failure(spack: Spack, where: Folders) -> HpcdlError:
     log = own if own.exists() else where.log
     last = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
     last = last[-_SHOWN_LINES:]
-    if _NO_ROOM.search("\n".join([*last, said])):
+    if _NO_ROOM.search("\n".join([*last, output])):
         return MissingPrerequisite(
             f"no space left while Spack built {title}",
             details=[f"log: {log}"],
@@ -282,24 +282,24 @@ class BuildCache:
         """
         if self.key is None:
             return None
-        found = _fingerprint(spack, "" if self.keys else self.key)
-        if found is None and self.keys is None:
+        fingerprint = _fingerprint(spack, "" if self.keys else self.key)
+        if fingerprint is None and self.keys is None:
             raise BadInput(
                 f"Spack's keyring has no key '{self.key}' to sign with (spack.signing_key)",
                 hint="`spack gpg list --signing` shows those it has; `spack gpg trust FILE` adds",
             )
-        if found is None and self.keys is not None:
+        if fingerprint is None and self.keys is not None:
             with explain_os_errors(self.keys):
                 self.keys.mkdir(parents=True, exist_ok=True)
                 self.keys.chmod(0o700)
             spack.run("gpg", "create", f"hpcdl at {site.name}", "hpcdl@localhost")
-            found = _fingerprint(spack, "")
-        if found is None:
+            fingerprint = _fingerprint(spack, "")
+        if fingerprint is None:
             raise MissingPrerequisite(
                 f"gpg made no key in {self.keys}",
                 hint="give --unsigned, or name spack.signing_key",
             )
-        return found
+        return fingerprint
 
     def fill(
         self, spack: Spack, environment: Path, hashes: Collection[str], key: str | None
@@ -323,8 +323,8 @@ class BuildCache:
 
 def _fingerprint(spack: Spack, wanted: str) -> str | None:
     """The first secret key whose fingerprint or name has `wanted` in it."""
-    told = spack.run("gpg", "list", "--signing", check=False).stdout
-    for block in re.split(r"\n(?=sec)", told):
+    listing = spack.run("gpg", "list", "--signing", check=False).stdout
+    for block in re.split(r"\n(?=sec)", listing):
         found = re.search(r"\b[0-9A-F]{40}\b", block)
         if found and wanted.lower() in block.lower():
             return found.group()

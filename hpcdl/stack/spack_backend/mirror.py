@@ -117,16 +117,21 @@ def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str
             )
     with scratch_directory() as scope:
         spack = open_spack(root, scope)
-        built = [one for path in paths for one in inventory(spack, path).packages]
+        built = [package for path in paths for package in inventory(spack, path).packages]
     sources = dict.fromkeys(
         MirrorSource(
-            one.name, one.version, file["url"] or "", file["sha256"], file["commit"], one.licence
+            package.name,
+            package.version,
+            file["url"] or "",
+            file["sha256"],
+            file["commit"],
+            package.licence,
         )
-        for one in built
-        for file in one.files
+        for package in built
+        for file in package.files
         if file["sha256"] or file["commit"]
     )
-    compiles = any(one.name == "py-tensorflow" for one in built)
+    compiles = any(package.name == "py-tensorflow" for package in built)
     return Mirror(where, paths, tuple(sources), Path(named) if named else None, compiles)
 
 

@@ -94,15 +94,16 @@ def open_spack(root: Path, scope: Path, settings: Mapping[str, str] | None = Non
 
 
 def _version(program: Path) -> str:
-    told = run([program, "--version"], timeout=120, hint="SPACK_PYTHON names its Python").stdout
-    found = re.match(r"\d+(\.\d+)+", told.strip())
+    output = run([program, "--version"], timeout=120, hint="SPACK_PYTHON names its Python").stdout
+    match = re.match(r"\d+(\.\d+)+", output.strip())
     least = str(facts.load("spack")["at_least"]["spack"])
-    if found is None or sort_key(found.group()) < sort_key(least):
+    if match is None or sort_key(match.group()) < sort_key(least):
         raise MissingPrerequisite(
-            f"{program} is Spack {told.strip()[:40] or 'of no version'}, too old for this overlay",
+            f"{program} is Spack {output.strip()[:40] or 'of no version'}, "
+            "too old for this overlay",
             hint=f"use Spack {least} or newer; set HPCDL_SPACK_ROOT to its directory",
         )
-    return told.strip()
+    return output.strip()
 
 
 def packages_named() -> Path | None:
@@ -140,18 +141,18 @@ class Lock:
     @property
     def to_run(self) -> set[str]:
         """Hashes of what its roots need to run."""
-        found: set[str] = set()
+        hashes: set[str] = set()
         todo = [root["hash"] for root in self.roots]
         while todo:
             one = todo.pop()
-            if one not in found:
-                found.add(one)
+            if one not in hashes:
+                hashes.add(one)
                 todo += [
                     other["hash"]
                     for other in self.specs[one].get("dependencies", ())
                     if {"link", "run"} & set(other["parameters"]["deptypes"])
                 ]
-        return found
+        return hashes
 
     @property
     def components(self) -> dict[str, str]:
@@ -165,13 +166,13 @@ class Lock:
     def tensorflow(self) -> Mapping[str, Any]:
         """The spec of TensorFlow, or `BadInput` where there is none."""
         names = {facts.load("spack")[key]["tensorflow"] for key in _RECIPES}
-        found = [self.specs[one] for one in self.to_run if self.specs[one]["name"] in names]
-        if not found:
+        matching = [self.specs[one] for one in self.to_run if self.specs[one]["name"] in names]
+        if not matching:
             raise BadInput(
                 f"the environment {self.environment} has no TensorFlow",
                 hint=f"add one of {', '.join(sorted(names))} to its specs",
             )
-        return found[0]
+        return matching[0]
 
     @property
     def wheels(self) -> bool:
@@ -201,17 +202,17 @@ class Lock:
         return told_versions(self._components())
 
     def _components(self) -> dict[str, str]:
-        found = self.components
+        components = self.components
         if not self.archs:
-            found.pop("cuda", None)  # nvcc may be there for something else
+            components.pop("cuda", None)  # nvcc may be there for something else
         elif self.wheels:
             # CUDA's libraries are in the wheels, of another release than the nvcc.
             rows = wheel_sets(self.tensorflow["name"])
-            found |= rows.get(self.tensorflow["version"], {}).get("versions", {})
+            components |= rows.get(self.tensorflow["version"], {}).get("versions", {})
         if self.wheels:
             listed = wheel_sets(self.tensorflow["name"]).get(self.tensorflow["version"], {})
-            found |= {"keras": listed["others"]["keras"]["version"]} if listed else {}
-        return found
+            components |= {"keras": listed["others"]["keras"]["version"]} if listed else {}
+        return components
 
     @property
     def variant(self) -> str:

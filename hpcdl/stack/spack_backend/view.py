@@ -75,8 +75,8 @@ class Inventory:
 
 def inventory(spack: Spack, environment: Path) -> Inventory:
     """What Spack knows of a solved environment. Raises `CommandFailed`: Spack cannot read it."""
-    told = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
-    data = json.loads(told.strip().splitlines()[-1])
+    output = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
+    data = json.loads(output.strip().splitlines()[-1])
     packages = tuple(
         Built(**{**row, "prefix": Path(row["prefix"]), "files": tuple(row["files"])})
         for row in sorted(data["packages"], key=lambda row: (row["name"], row["hash"]))
@@ -186,12 +186,12 @@ def module_environment(spack: Spack, root: Path) -> dict[str, Any]:
         if key.startswith(("SPACK", "HPCDL_SPACK")) or key in {"HOME", "USER"}
     }
     env = {**kept, **spack.env, "PATH": "/usr/bin:/bin"}
-    told = run(["bash", "--noprofile", "--norc", "-c", script], base_env=env).stdout
-    return dict(_settings(told))
+    exports = run(["bash", "--noprofile", "--norc", "-c", script], base_env=env).stdout
+    return dict(_settings(exports))
 
 
-def _settings(told: str) -> Iterator[tuple[str, Any]]:
-    for name, quoted in _EXPORT.findall(told):
+def _settings(exports: str) -> Iterator[tuple[str, Any]]:
+    for name, quoted in _EXPORT.findall(exports):
         value = "".join(shlex.split(quoted))
         if name in _NOT_OURS or name.startswith(("SPACK", "HPCDL")) or not value:
             continue
@@ -214,18 +214,18 @@ def require_readable(packages: Iterable[Built]) -> None:
 
 def lock_entries(packages: Iterable[Built], *, cuda: bool = False) -> Iterator[Mapping[str, str]]:
     """The lock of a release: every package, and the wheels that some recipes install."""
-    for one in packages:
-        entry = {"name": one.name, "version": one.version, "hash": one.hash}
+    for package in packages:
+        entry = {"name": package.name, "version": package.version, "hash": package.hash}
         # The first file is the package's own archive, the others are patches and resources.
-        own = one.files[0] if one.files else {}
+        own = package.files[0] if package.files else {}
         entry |= {key: str(own[key]) for key in ("url", "sha256", "commit") if own.get(key)}
-        if one.licence:
-            entry["licence"] = one.licence
-        if one.external:
-            entry["external"] = str(one.prefix)
+        if package.licence:
+            entry["licence"] = package.licence
+        if package.external:
+            entry["external"] = str(package.prefix)
         yield entry
         try:
-            wheels = wheel_sets(one.name, cuda=cuda)[one.version].get("others", {})
+            wheels = wheel_sets(package.name, cuda=cuda)[package.version].get("others", {})
         except (OSError, KeyError):
             continue
         for name, wheel in wheels.items():

@@ -128,12 +128,12 @@ def _bench(args: argparse.Namespace) -> ExitCode:
     if args.json:
         print(json.dumps(result, indent=2))
     else:
-        said = (
+        template = (
             "{pipeline} pipeline: "
             "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
             "{cores_used:.2f} of {threads} cores used"
         )
-        print(said.format(**result))
+        print(template.format(**result))
     return ExitCode.OK
 
 

@@ -49,8 +49,8 @@ def bench(
     try:
         marks, used = _timed(source.batches(0, 0), seconds)
     except (tf.errors.ResourceExhaustedError, MemoryError) as fault:
-        said = f"there is no memory for batches of {batch} images of {crop} x {crop} pixels"
-        raise MissingPrerequisite(said, hint="a smaller --batch or --crop") from fault
+        message = f"there is no memory for batches of {batch} images of {crop} x {crop} pixels"
+        raise MissingPrerequisite(message, hint="a smaller --batch or --crop") from fault
     finally:
         repairs.close()
     images, elapsed = batch * (len(marks) - 1), marks[-1]
@@ -89,10 +89,10 @@ def _timed(batches: Iterator[Any], seconds: float) -> tuple[list[float], float]:
 
 def _rates(marks: Sequence[float], batch: int) -> list[float]:
     """Images per second over spans of at least half a second; `marks` are as of `_timed`."""
-    found: list[float] = []
+    rates: list[float] = []
     first = 0
     for index, now in enumerate(marks):
         if now - marks[first] >= 0.5:
-            found.append(round(batch * (index - first) / (now - marks[first]), 2))
+            rates.append(round(batch * (index - first) / (now - marks[first]), 2))
             first = index
-    return found
+    return rates

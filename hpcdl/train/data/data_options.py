@@ -32,8 +32,8 @@ def _make(parser: argparse.ArgumentParser) -> None:
     photos = parser.add_argument_group("kind photos: JPEGs like photographs, for studies of input")
     _add(photos, "--count", 1280, "training images (default 1280)")
     _add(photos, "--test-count", 0, "test images (default 0)", not_negative)
-    said = "pixels (default 500x375, ImageNet's most common)"
-    _add(photos, "--size", "500x375", said, _size, "WxH")
+    size_help = "pixels (default 500x375, ImageNet's most common)"
+    _add(photos, "--size", "500x375", size_help, _size, "WxH")
     _add(photos, "--bytes", 77_000, "mean bytes of an image (default 77000)")
     _add(photos, "--classes", 1000, "number of classes (default 1000)")
     photos.add_argument(
@@ -52,8 +52,8 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     )
     _add(parser, "--classes", 1000, "with --index: number of classes (default 1000)")
     parser.add_argument("--task", choices=_TASKS, default="classes", help="with --index")
-    said = "with --index: number of the first class (default 1)"
-    _add(parser, "--label-offset", 1, said, not_negative)
+    offset_help = "with --index: number of the first class (default 1)"
+    _add(parser, "--label-offset", 1, offset_help, not_negative)
     _add(parser, "--threads", None, "shards read in parallel (default: CPUs)")
 
 
@@ -114,6 +114,6 @@ def _size(text: str) -> tuple[int, int]:
     if not (width.isdigit() and height.isdigit()) or not min(int(width), int(height)) >= 8:
         raise argparse.ArgumentTypeError(f"must be like 500x375, not {text}")
     if max(int(width), int(height)) > _MOST_PIXELS:
-        said = f"must be at most {_MOST_PIXELS} pixels wide and high, not {text}"
-        raise argparse.ArgumentTypeError(said)
+        message = f"must be at most {_MOST_PIXELS} pixels wide and high, not {text}"
+        raise argparse.ArgumentTypeError(message)
     return int(width), int(height)

@@ -34,19 +34,19 @@ _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 
 def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
     """Write the data set; resumes. Raises BadInput: the bytes cannot be met at that size."""
-    found = request.task == "findings"
+    with_findings = request.task == "findings"
     dataset = Dataset(
         folder,
         "photos",
         "jpeg",
         (request.height, request.width, 3),
-        len(FINDINGS) if found else request.classes,
+        len(FINDINGS) if with_findings else request.classes,
         255.0,
         request.seed,
         _SOURCE,
         {},
         request.task,
-        0 if found else 1,
+        0 if with_findings else 1,
     )
     plans = plans_of(request, _Painter(request).record)
     return make_dataset(dataset, plans, asdict(request), threads)

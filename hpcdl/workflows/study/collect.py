@@ -192,15 +192,15 @@ def collect(plan: Plan, run_statuses: Sequence[RunStatus]) -> Findings:
 def _merged(measured: Sequence[CellMeasured]) -> tuple[CellMeasured, ...]:
     """Cells that ran more than once as one each: all their steps together."""
     alike: dict[tuple[tuple[str, str], ...], list[CellMeasured]] = {}
-    for one in measured:
-        alike.setdefault(tuple(sorted(one.values.items())), []).append(one)
+    for result in measured:
+        alike.setdefault(tuple(sorted(result.values.items())), []).append(result)
     return tuple(
         replace(
             ones[0],
-            rates=tuple(rate for one in ones for rate in one.rates),
-            parts={name: fmean(one.parts[name] for one in ones) for name in PARTS},
-            epochs=tuple(seconds for one in ones for seconds in one.epochs),
-            rounds={one.cell.attempt: one.rate for one in ones},
+            rates=tuple(rate for result in ones for rate in result.rates),
+            parts={name: fmean(result.parts[name] for result in ones) for name in PARTS},
+            epochs=tuple(seconds for result in ones for seconds in result.epochs),
+            rounds={result.cell.attempt: result.rate for result in ones},
         )
         for ones in alike.values()
     )
@@ -247,8 +247,8 @@ def _look(plan: Plan, cell: Cell, standing: RunStatus) -> CellMeasured | Missing
         return _measured(plan, cell, folder)
     except (BadInput, OSError, ValueError, LookupError, TypeError) as fault:
         why = f"{folder / RESULT.name} cannot be used: {fault}"
-        said = fault.message if isinstance(fault, BadInput) else why
-        again = f"{said}; without that directory, `study run` runs it again"
+        problem = fault.message if isinstance(fault, BadInput) else why
+        again = f"{problem}; without that directory, `study run` runs it again"
         return MissingResult(cell, "unusable", again)
 
 
@@ -261,8 +261,8 @@ def _why(folder: Path, log: Path) -> str:
     lines = [line.strip() for line in last_text(log, 1_000_000).splitlines()]
     # Slurm's own last words only repeat that a rank has failed.
     own = [line for line in lines if line and not line.startswith(("srun:", "slurmstepd:"))]
-    said = [line for line in own if "error" in line.lower()] or own or lines
-    return said[-1][:300] if said else "its log is empty"
+    telling = [line for line in own if "error" in line.lower()] or own or lines
+    return telling[-1][:300] if telling else "its log is empty"
 
 
 def _measured(plan: Plan, cell: Cell, folder: Path) -> CellMeasured:

@@ -58,26 +58,30 @@ class Predicted:
 
 def predict(findings: Findings) -> tuple[tuple[Predicted, ...], tuple[str, ...]]:
     """Predictions for every series that has a one-rank measurement, and what has no prediction."""
-    found: list[Predicted] = []
+    predicted: list[Predicted] = []
     gaps: list[str] = []
     if findings.shared:
-        quiet = tuple(replace(one, rates=(one.quiet,)) for one in findings.measured)
+        quiet = tuple(replace(result, rates=(result.quiet,)) for result in findings.measured)
         findings = replace(findings, measured=quiet)
     for base in findings.measured:
         if base.ranks == 1 and base.cell.run.predict:
             try:
-                found += _series(findings, base)
+                predicted += _series(findings, base)
             except BadInput as fault:
                 gaps.append(f"{base.cell.label}: {fault.message}")
     if findings.shared:
         # The model's bounds are those of GPUs; these are as far off as the worst that also ran.
-        factors = [1 + one.error for one in found if one.error is not None]
+        factors = [1 + prediction.error for prediction in predicted if prediction.error is not None]
         worst = max((max(factor, 1 / factor) for factor in factors), default=None)
-        found = [
-            replace(one, low=worst and one.rate / worst, high=worst and one.rate * worst)
-            for one in found
+        predicted = [
+            replace(
+                prediction,
+                low=worst and prediction.rate / worst,
+                high=worst and prediction.rate * worst,
+            )
+            for prediction in predicted
         ]
-    return tuple(found), tuple(gaps)
+    return tuple(predicted), tuple(gaps)
 
 
 def _series(findings: Findings, base: CellMeasured) -> Iterator[Predicted]:

@@ -59,15 +59,16 @@ def judge(findings: Findings, predicted: tuple[Predicted, ...]) -> tuple[RuleVer
 def _verdict(
     rule: AcceptanceRule, findings: Findings, predicted: tuple[Predicted, ...]
 ) -> RuleVerdict:
-    measured = tuple(one for one in findings.measured if _chosen(rule, one.cell))
+    measured = tuple(result for result in findings.measured if _chosen(rule, result.cell))
     if rule.rule != "complete" and not measured:
         return RuleVerdict(rule, None, "nothing was measured")
-    said = tuple(
-        one
-        for one in predicted
-        if matches(one.values, rule.where) and (not rule.gpus or one.gpus in rule.gpus)
+    relevant = tuple(
+        prediction
+        for prediction in predicted
+        if matches(prediction.values, rule.where)
+        and (not rule.gpus or prediction.gpus in rule.gpus)
     )
-    ok, text = _RULES[rule.rule](Evidence(rule, findings, said, measured))
+    ok, text = _RULES[rule.rule](Evidence(rule, findings, relevant, measured))
     missing = _missing(rule, findings) if ok else []
     if missing:
         return RuleVerdict(rule, None, f"{text}; not known, for these are missing: {_few(missing)}")
@@ -82,14 +83,14 @@ def _chosen(rule: AcceptanceRule, cell: Cell) -> bool:
 
 def _missing(rule: AcceptanceRule, findings: Findings) -> list[str]:
     """The cells that a rule would look at, were they measured; one job of several is enough."""
-    known = [one.values for one in findings.measured]
+    known = [result.values for result in findings.measured]
     return [
-        f"{one.cell.run.name}: {one.cell.label}"
-        for one in findings.missing
-        if _chosen(rule, one.cell)
-        and one.cell.named not in known
-        and one.cell.attempt == 0
-        and _compared(rule, one.cell, findings)
+        f"{gap.cell.run.name}: {gap.cell.label}"
+        for gap in findings.missing
+        if _chosen(rule, gap.cell)
+        and gap.cell.named not in known
+        and gap.cell.attempt == 0
+        and _compared(rule, gap.cell, findings)
     ]
 
 
@@ -134,12 +135,12 @@ def _agree(evidence: Evidence) -> Answer:
     gaps = [(pair, *_gap(*pair)) for pair in pairs]
     wide = [(pair, least) for pair, gap, least in gaps if gap > limit]
     text = ", ".join(f"{gap:.1%} on {pair[0].ranks}" for pair, gap, _ in gaps)
-    said = f"they differ by {text}; at most {limit:.0%}"
+    summary = f"they differ by {text}; at most {limit:.0%}"
     if any(least > limit and not _overlap(one, other) for (one, other), least in wide):
-        return False, said
+        return False, summary
     if wide:
-        return None, f"{said}, which the spread of their steps and rounds does not decide"
-    return True, said
+        return None, f"{summary}, which the spread of their steps and rounds does not decide"
+    return True, summary
 
 
 def _kindred(findings: Findings, one: CellMeasured, other: CellMeasured) -> bool:
@@ -166,22 +167,22 @@ def _overlap(one: CellMeasured, other: CellMeasured) -> bool:
 def _efficiency(evidence: Evidence) -> Answer:
     """Throughput over the one-rank run's times GPUs; where cores are shared, times cores."""
     rule = evidence.rule
-    asked = [one for one in evidence.measured if one.cell.gpus in rule.gpus]
-    every = [(lines.efficiency(evidence.findings, one), one) for one in asked]
-    found = [(share, one) for share, one in every if share is not None]
-    lone = [one.cell.label for share, one in every if share is None]
-    if not found:
+    asked = [result for result in evidence.measured if result.cell.gpus in rule.gpus]
+    every = [(lines.efficiency(evidence.findings, result), result) for result in asked]
+    shares = [(share, result) for share, result in every if share is not None]
+    lone = [result.cell.label for share, result in every if share is None]
+    if not shares:
         return None, "no series has both one rank and the ranks asked for"
-    text = ", ".join(f"{share:.0%} ({one.cell.label})" for share, one in found)
+    text = ", ".join(f"{share:.0%} ({result.cell.label})" for share, result in shares)
     text += f"; at least {rule.bound:.0%}"
-    if min(share for share, _ in found) < rule.bound:
+    if min(share for share, _ in shares) < rule.bound:
         return False, text
     return (None, f"{text}; no one-rank run beside {_few(lone)}") if lone else (True, text)
 
 
 def _faster(evidence: Evidence) -> Answer:
     rule = evidence.rule
-    both = [{one.values.get(rule.over): one for one in pair} for pair in evidence.pairs]
+    both = [{result.values.get(rule.over): result for result in pair} for pair in evidence.pairs]
     wins = [
         (by[rule.better].speed / by[rule.worse].speed, by[rule.better])
         for by in both
@@ -189,7 +190,7 @@ def _faster(evidence: Evidence) -> Answer:
     ]
     if not wins:
         return None, f"no cell ran with both {rule.better} and {rule.worse}"
-    text = ", ".join(f"{ratio:.2f} times on {one.ranks}" for ratio, one in wins)
+    text = ", ".join(f"{ratio:.2f} times on {result.ranks}" for ratio, result in wins)
     return fmean(ratio for ratio, _ in wins) >= rule.bound, (
         f"{rule.better} is {text} as fast as {rule.worse}; at least {rule.bound:g} in the mean"
     )
@@ -202,14 +203,14 @@ def _one_rank_per_gpu(evidence: Evidence) -> Answer:
     """
     opens = {1} if evidence.findings.plan.scale.execution.real_gpus else {0, 1}
     layouts = [
-        (one, one.result["layout"])
-        for one in evidence.measured
-        if one.cell.point.spec.launcher != "single"
+        (result, result.result["layout"])
+        for result in evidence.measured
+        if result.cell.point.spec.launcher != "single"
     ]
     wrong = [
-        one.cell.label
-        for one, layout in layouts
-        if one.ranks != one.cell.gpus
+        result.cell.label
+        for result, layout in layouts
+        if result.ranks != result.cell.gpus
         or len(set(layout["ranks_per_node"])) != 1
         or int(layout["gpu_per_rank"]) not in opens
     ]
@@ -224,16 +225,16 @@ def _model(evidence: Evidence) -> Answer:
     if error is None:
         return None, "nothing was both predicted and measured"
     limit = evidence.rule.bound
-    count = sum(one.error is not None for one in evidence.predicted)
+    count = sum(prediction.error is not None for prediction in evidence.predicted)
     text = f"median error {error:.1%} of {count} cells; at most {limit:.0%}"
-    uneven = [one.cell.label for one in evidence.measured if one.unevenness > _EVEN]
+    uneven = [result.cell.label for result in evidence.measured if result.unevenness > _EVEN]
     if error > limit and uneven and evidence.findings.shared:
         return None, f"{text}; the machine was busy: equal jobs disagree ({_few(uneven)})"
-    said = [one.values for one in evidence.predicted]
+    predicted = [prediction.values for prediction in evidence.predicted]
     silent = [
-        one.cell.label
-        for one in evidence.measured
-        if one.ranks > 1 and one.cell.run.predict and one.values not in said
+        result.cell.label
+        for result in evidence.measured
+        if result.ranks > 1 and result.cell.run.predict and result.values not in predicted
     ]
     if error <= limit and silent:
         return None, f"{text}; the model does not predict {_few(silent)}"
@@ -274,23 +275,29 @@ def _linear(evidence: Evidence) -> Answer:
     text, unknown = [], []
     for name, series in lines.by_size(evidence.findings, evidence.measured).items():
         line = lines.line_of(evidence.findings, series)
-        above = [one for one in series if (one.size or 0) > lines.memory_bytes(evidence.findings)]
+        above = [
+            result
+            for result in series
+            if (result.size or 0) > lines.memory_bytes(evidence.findings)
+        ]
         if line is None or not above:
             lack = "line through two sizes below" if line is None else "size above"
             unknown.append(f"{name} has no {lack} memory")
             continue
-        for one in above:
-            every = (min(one.epochs), one.epoch_seconds or 0, max(one.epochs))
-            low, gap, high = (seconds / line.predicted(one.size or 0) - 1 for seconds in every)
+        for result in above:
+            every = (min(result.epochs), result.epoch_seconds or 0, max(result.epochs))
+            low, gap, high = (seconds / line.predicted(result.size or 0) - 1 for seconds in every)
             gaps.append(gap)
             text.append(f"{name} {gap:+.0%} (its epochs {low:+.0%} to {high:+.0%})")
     if not gaps:
         return None, "; ".join(unknown) or "no cell read a whole data set"
-    found = "; ".join([", ".join(text), *unknown])
-    said = f"an epoch above memory, over what those below predict: {found}; at most +{limit:.0%}"
+    details = "; ".join([", ".join(text), *unknown])
+    summary = (
+        f"an epoch above memory, over what those below predict: {details}; at most +{limit:.0%}"
+    )
     if max(gaps) > limit:
-        return False, said
-    return None if unknown else True, said
+        return False, summary
+    return None if unknown else True, summary
 
 
 def _input_share(evidence: Evidence) -> Answer:
@@ -306,8 +313,8 @@ def _input_share(evidence: Evidence) -> Answer:
     )
     enough = rule.at_least is None or low >= rule.at_least
     ok = enough and (rule.at_most is None or high <= rule.at_most)
-    said = f"ranks wait for input {low:.1%} to {high:.1%} of a step"
-    return ok, f"{said}: {kind} (beyond {bound:.0%})"
+    text = f"ranks wait for input {low:.1%} to {high:.1%} of a step"
+    return ok, f"{text}: {kind} (beyond {bound:.0%})"
 
 
 def _share(evidence: Evidence) -> Answer:

@@ -297,12 +297,12 @@ def _scale(name: str, values: dict[str, Any]) -> model.Scale:
 
 
 def _published(values: dict[str, Any]) -> model.Published:
-    known = facts.load("throughput")
-    rows = [row for row in known["records"] if row["id"] in values["rows"]]
+    table = facts.load("throughput")
+    rows = [row for row in table["records"] if row["id"] in values["rows"]]
     points = [model.Point(**point) for point in values["points"]]
     points += [
         model.Point(int(row["gpus"]), row.get("images_per_sec"), row.get("speedup")) for row in rows
     ]
-    source = values["source"] or (known["sources"][rows[0]["source"]] if rows else "")
+    source = values["source"] or (table["sources"][rows[0]["source"]] if rows else "")
     points.sort(key=lambda point: point.gpus)
     return model.Published(values["label"], source, tuple(points), values["where"])

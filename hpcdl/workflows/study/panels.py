@@ -151,29 +151,29 @@ def _predicted_line(
     axes: Any, ones: Sequence[CellMeasured], predicted: Sequence[Predicted], number: int, unit: Unit
 ) -> None:
     """The model's line from the one-rank run; only counts that did not run get a marker."""
-    base = next((one for one in ones if one.ranks == 1), None)
+    base = next((result for result in ones if result.ranks == 1), None)
     if base is None or not predicted:
         return
-    ordered, style = sorted(predicted, key=lambda one: one.gpus), _style(number)
+    ordered, style = sorted(predicted, key=lambda prediction: prediction.gpus), _style(number)
     axes.plot(
-        [1, *(one.gpus for one in ordered)],
-        [base.rate / unit(1), *(one.rate / unit(one.gpus) for one in ordered)],
+        [1, *(prediction.gpus for prediction in ordered)],
+        [base.rate / unit(1), *(prediction.rate / unit(prediction.gpus) for prediction in ordered)],
         linestyle="--",
         linewidth=1,
         color=style["color"],
     )
-    hollow = [one for one in ordered if one.measured is None]
-    y = [one.rate / unit(one.gpus) for one in hollow]
-    low = [(one.low or one.rate) / unit(one.gpus) for one in hollow]
-    high = [(one.high or one.rate) / unit(one.gpus) for one in hollow]
+    hollow = [prediction for prediction in ordered if prediction.measured is None]
+    y = [prediction.rate / unit(prediction.gpus) for prediction in hollow]
+    low = [(prediction.low or prediction.rate) / unit(prediction.gpus) for prediction in hollow]
+    high = [(prediction.high or prediction.rate) / unit(prediction.gpus) for prediction in hollow]
     axes.errorbar(
-        [one.gpus * (1 + 0.025 * (number % 4)) for one in hollow],
+        [prediction.gpus * (1 + 0.025 * (number % 4)) for prediction in hollow],
         y,
         yerr=_apart(low, y, high),
         linestyle="none",
         elinewidth=0.9,
         markersize=5.5,
-        capsize=2.5 if any(one.low for one in hollow) else 0,
+        capsize=2.5 if any(prediction.low for prediction in hollow) else 0,
         markerfacecolor="white",
         **style,
     )
@@ -291,7 +291,7 @@ def _bar_name(scene: Scene, one: CellMeasured) -> str:
 def _time_by_size(axes: Any, scene: Scene) -> None:
     """Seconds of an epoch over the size of the data; lines are fitted below memory, then dashed."""
     memory = lines.memory_bytes(scene.findings)
-    largest = max((one.size or 0 for one in scene.measured), default=0)
+    largest = max((result.size or 0 for result in scene.measured), default=0)
     unit, name = (_GIGA, "GB") if largest > _GIGA else (_MEGA, "MB")
     for number, (label, ones) in enumerate(lines.by_size(scene.findings, scene.measured).items()):
         _sized(axes, ones, unit, label=label, **_style(number))
@@ -310,11 +310,11 @@ def _time_by_size(axes: Any, scene: Scene) -> None:
                         color=_style(number)["color"],
                     )
         slow = [
-            one
-            for one in scene.measured
-            if lines.throttled(one.cell.run)
-            and one.epoch_seconds
-            and lines.series_name(scene.findings, one.values) == label
+            result
+            for result in scene.measured
+            if lines.throttled(result.cell.run)
+            and result.epoch_seconds
+            and lines.series_name(scene.findings, result.values) == label
         ]
         if slow:
             style = {**_style(number), "marker": "X", "markerfacecolor": "white"}
@@ -387,13 +387,13 @@ def _timeline(axes: Any, scene: Scene) -> None:
 def _events(one: CellMeasured) -> dict[int, list[tuple[str, float, float]]]:
     """(part, start, seconds) of the first steps, by rank, from timeline.json."""
     text = read_regular(one.folder / "timeline.json", _LARGEST_TIMELINE, "timeline")
-    found: dict[int, list[tuple[str, float, float]]] = {}
+    by_rank: dict[int, list[tuple[str, float, float]]] = {}
     for event in json.loads(text)["traceEvents"]:
         # Threads of traced steps are there too; only a step's parts say which step they are of.
         if event.get("args", {}).get("step", _TIMELINE_STEPS) < _TIMELINE_STEPS:
-            spans = found.setdefault(int(event["pid"]), [])
+            spans = by_rank.setdefault(int(event["pid"]), [])
             spans.append((event["name"], event["ts"] / 1e6, event["dur"] / 1e6))
-    return found
+    return by_rank
 
 
 def _apart(low: Sequence[float], middle: Sequence[float], high: Sequence[float]) -> Any:
@@ -415,8 +415,8 @@ def _finish(axes: Any, scene: Scene) -> None:
         "ranks, on shared CPU cores" if scene.findings.shared else "GPUs, one rank each"
     )
     axes.grid(alpha=0.25)
-    found = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    ours = {name: handle for name, handle in found.items() if not isinstance(handle, Line2D)}
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    ours = {name: handle for name, handle in handles.items() if not isinstance(handle, Line2D)}
     if scene.predicted:
         ours["predicted"] = Line2D(
             [],
@@ -428,7 +428,7 @@ def _finish(axes: Any, scene: Scene) -> None:
             markerfacecolor="white",
             markersize=5.5,
         )
-    both = {**ours, **found}
+    both = {**ours, **handles}
     legend_below(axes, both.values(), both.keys())
 
 

@@ -51,15 +51,15 @@ def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
 def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
     """The status of every cell, also when Slurm does not answer: results outlive the cluster."""
     try:
-        found, here = run_statuses(plan), embedded_cluster()
+        statuses, here = run_statuses(plan), embedded_cluster()
     except MissingPrerequisite:
-        found, here = run_statuses(plan, ask=False), None
+        statuses, here = run_statuses(plan, ask=False), None
     # A job that the Slurm of this shell was not asked about, or does not have, may still be queued.
     return tuple(
-        replace(one, state=QUEUED)
-        if one.job_id is not None and one.state == MISSING and one.cluster != here
-        else one
-        for one in found
+        replace(status, state=QUEUED)
+        if status.job_id is not None and status.state == MISSING and status.cluster != here
+        else status
+        for status in statuses
     )
 
 
@@ -90,7 +90,7 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
             compile_library(plan.site)
         before: tuple[int, ...] = ()
         for part in plan.rounds:
-            found = sweep_run.submit(
+            statuses = sweep_run.submit(
                 plan.site,
                 part.folder,
                 part.points,
@@ -98,7 +98,9 @@ def start(plan: Plan, modules: Modules, say: Say) -> None:
                 1 if plan.scale.in_turn else None,
                 after=before if plan.scale.in_turn else (),
             )
-            before += tuple({one.job_id for one in found if one.job_id and one.state in ACTIVE})
+            before += tuple(
+                {status.job_id for status in statuses if status.job_id and status.state in ACTIVE}
+            )
 
 
 def _modules_of(part: Round, modules: Modules) -> Modules:
@@ -113,7 +115,7 @@ def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
     patience = _PATIENCE_SECONDS
     while True:
         try:
-            found = run_statuses(plan)
+            statuses = run_statuses(plan)
         except MissingPrerequisite as lack:
             if patience <= 0:
                 raise MissingPrerequisite(
@@ -125,8 +127,8 @@ def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
             time.sleep(_POLL_SECONDS)
             continue
         patience = _PATIENCE_SECONDS
-        yield found
-        if not any(one.state in ACTIVE for one in found):
+        yield statuses
+        if not any(status.state in ACTIVE for status in statuses):
             return
         time.sleep(_POLL_SECONDS)
 
@@ -203,13 +205,13 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     from hpcdl.jobs.lint import lint
     from hpcdl.jobs.script import sourced
 
-    found, at_once = [], 1 if plan.scale.in_turn else None
+    checked, at_once = [], 1 if plan.scale.in_turn else None
     for part in plan.rounds:
         anew = [RunStatus(point, MISSING) for point in part.points if not point.problem]
         loaded = _modules_of(part, modules)
         for group, script, *_ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
             partition = plan.site.partition(group.spec.partition)
-            said = lint(
+            findings = lint(
                 script.text,
                 name=f"{part.run.name}.sh",
                 version=plan.site.slurm.version,
@@ -217,13 +219,17 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
                 sourced=sourced,
             )
             errors, warnings = (
-                [f"line {one.line}: {one.message}" for one in said if one.severity == severity]
+                [
+                    f"line {finding.line}: {finding.message}"
+                    for finding in findings
+                    if finding.severity == severity
+                ]
                 for severity in ("error", "warning")
             )
             parsed = run(["bash", "-n"], stdin=script.text, check=False, timeout=30)
             if not parsed.ok:
                 errors += [f"bash -n: {line}" for line in parsed.stderr.splitlines()]
-            found.append(
+            checked.append(
                 Checked(
                     part.run,
                     group.spec.partition,
@@ -233,4 +239,4 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
                     tuple(warnings),
                 )
             )
-    return tuple(found)
+    return tuple(checked)

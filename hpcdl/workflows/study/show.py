@@ -85,20 +85,20 @@ def show_data(plan: Plan) -> dict[str, Any]:
 def scripts_text(plan: Plan, checked: Sequence[Checked], *, verbose: bool) -> str:
     """What lint and bash say of the scripts; with `verbose` the scripts themselves."""
     rows, blocks = [], []
-    for one in checked:
-        nodes = count_of(one.script.layout.nodes, "node")
-        ranks = count_of(one.script.layout.tasks_per_node, "rank")
+    for entry in checked:
+        nodes = count_of(entry.script.layout.nodes, "node")
+        ranks = count_of(entry.script.layout.tasks_per_node, "rank")
         rows.append(
             [
-                one.run.name,
-                one.partition,
+                entry.run.name,
+                entry.partition,
                 f"{nodes} x {ranks}",
-                count_of(one.tasks, "job"),
-                "; ".join(one.errors) or "clean",
+                count_of(entry.tasks, "job"),
+                "; ".join(entry.errors) or "clean",
             ]
         )
         if verbose:
-            blocks.append(f"# {one.run.name}: an array of {one.tasks}\n{one.script.text}")
+            blocks.append(f"# {entry.run.name}: an array of {entry.tasks}\n{entry.script.text}")
     cells = len(plan.possible)
     left = [f"left out: {cell.label}: {cell.point.problem}" for cell in plan.impossible]
     last = f"{cells} cells in {len(checked)} scripts, checked by lint and bash -n"

@@ -217,9 +217,9 @@ def _cells(
 ) -> Iterator[Cell]:
     ours = [key for key in (FRAMEWORK, ENVIRONMENT) if key in run.over]
     points = [
-        one
+        combination
         for chosen in product(*(run.over[key] for key in ours))
-        for one in _points(site, study, scale, run, dict(zip(ours, chosen, strict=True)))
+        for combination in _points(site, study, scale, run, dict(zip(ours, chosen, strict=True)))
     ]
     for attempt in range(run.repeats):
         for base, values, point in points:
@@ -241,7 +241,7 @@ def _cells(
                 *((attempt,) if attempt else ()),
             )
             python = pythons.get(values.get(FRAMEWORK, ""), "python3")
-            program = tuple(python if one == _PYTHON else one for one in point.spec.program)
+            program = tuple(python if word == _PYTHON else word for word in point.spec.program)
             spec = replace(point.spec, program=program, environment=environment)
             cell = Cell(run, values, replace(point, spec=spec, id=own), attempt)
             yield from _contained(site, cell, folder, image) if around.container else (cell,)

@@ -116,43 +116,52 @@ def as_data(report: Report) -> dict[str, Any]:
         "answer": report.answer,
         "machine": {"cores": report.findings.cores, "load": report.findings.load},
         "acceptance": [
-            {"rule": one.rule.rule, "says": one.rule.says, "ok": one.ok, "evidence": one.evidence}
-            for one in report.verdicts
+            {
+                "rule": verdict.rule.rule,
+                "says": verdict.rule.says,
+                "ok": verdict.ok,
+                "evidence": verdict.evidence,
+            }
+            for verdict in report.verdicts
         ],
-        "measured": [_cell_data(report.findings, one) for one in report.findings.measured],
+        "measured": [_cell_data(report.findings, result) for result in report.findings.measured],
         "predicted": [
             {
-                "run": one.run.name,
-                "values": dict(one.values),
-                "gpus": one.gpus,
-                "images_per_second": round(one.rate, 3),
-                "low": _rounded(one.low),
-                "high": _rounded(one.high),
-                "measured": one.measured,
-                "relative_error": one.error,
-                "from_itself": one.from_itself,
+                "run": prediction.run.name,
+                "values": dict(prediction.values),
+                "gpus": prediction.gpus,
+                "images_per_second": round(prediction.rate, 3),
+                "low": _rounded(prediction.low),
+                "high": _rounded(prediction.high),
+                "measured": prediction.measured,
+                "relative_error": prediction.error,
+                "from_itself": prediction.from_itself,
             }
-            for one in report.predicted
+            for prediction in report.predicted
         ],
         "missing": [
             {
-                "run": one.cell.run.name,
-                "values": dict(one.cell.values),
-                "state": one.state,
-                "reason": one.reason,
+                "run": gap.cell.run.name,
+                "values": dict(gap.cell.values),
+                "state": gap.state,
+                "reason": gap.reason,
             }
-            for one in report.findings.missing
+            for gap in report.findings.missing
         ],
         "not_predicted": list(report.gaps),
         "tables": [
-            {"title": one.title, "head": head, "rows": rows}
-            for one in plan.study.tables
-            for head, rows in [_side_by_side(report.findings, one)]
+            {"title": table.title, "head": head, "rows": rows}
+            for table in plan.study.tables
+            for head, rows in [_side_by_side(report.findings, table)]
         ],
         "original": [*map(vars, plan.study.original)],
         "published": [
-            {"label": one.label, "source": one.source, "points": [vars(p) for p in one.points]}
-            for one in plan.study.published
+            {
+                "label": series.label,
+                "source": series.source,
+                "points": [vars(p) for p in series.points],
+            }
+            for series in plan.study.published
         ],
     }
 
@@ -199,14 +208,19 @@ def _values(report: Report) -> dict[str, Any]:
         "scale": plan.scale,
         "site": plan.site.name,
         "accepted": report.answer,
-        "verdicts": [(_YES[one.ok], one.rule.says, one.evidence) for one in report.verdicts],
+        "verdicts": [
+            (_YES[verdict.ok], verdict.rule.says, verdict.evidence) for verdict in report.verdicts
+        ],
         "measured": _measured_table(report),
-        "tables": [(one.title, *_side_by_side(report.findings, one)) for one in plan.study.tables],
+        "tables": [
+            (table.title, *_side_by_side(report.findings, table)) for table in plan.study.tables
+        ],
         "original": [
-            (one.item, "; ".join(one.by) or "not repeated", one.note) for one in plan.study.original
+            (item.item, "; ".join(item.by) or "not repeated", item.note)
+            for item in plan.study.original
         ],
         "predicted": _predicted_table(report.predicted),
-        "taught": any(one.from_itself for one in report.predicted),
+        "taught": any(prediction.from_itself for prediction in report.predicted),
         "published": (
             ("what", "GPUs", "images/s", "speed-up", "source"),
             [
@@ -221,11 +235,11 @@ def _values(report: Report) -> dict[str, Any]:
                 for point in group.points
             ],
         ),
-        "missing": [(one.cell.label, one.state, one.reason) for one in report.findings.missing],
+        "missing": [(gap.cell.label, gap.state, gap.reason) for gap in report.findings.missing],
         "gaps": report.gaps,
         "caption": caption(report.findings),
         "busy": _busy(report.findings),
-        "releases": sorted({str(one.result["release"]) for one in report.findings.measured}),
+        "releases": sorted({str(result.result["release"]) for result in report.findings.measured}),
         "date": time.strftime("%Y-%m-%d"),
         "version": __version__,
     }
@@ -261,24 +275,24 @@ def _measured_table(report: Report) -> Table:
         "scores",
     )
     rows = []
-    for one in report.findings.measured:
-        base = alone(report.findings.measured, one)
-        part = efficiency(report.findings, one)
-        scores = (name for name in ("accuracy", "auroc") if name in one.metrics)
+    for result in report.findings.measured:
+        base = alone(report.findings.measured, result)
+        part = efficiency(report.findings, result)
+        scores = (name for name in ("accuracy", "auroc") if name in result.metrics)
         rows.append(
             (
-                f"{one.cell.run.name}: {one.cell.label}",
-                str(one.jobs) if one.jobs > 1 else "",
-                str(one.ranks),
-                str(len(one.result["layout"]["nodes"])),
-                f"{one.rate:.4g}",
-                f"{one.spread[0]:.4g} to {one.spread[1]:.4g}",
-                f"{one.rate / base.rate:.2f}" if base else "",
+                f"{result.cell.run.name}: {result.cell.label}",
+                str(result.jobs) if result.jobs > 1 else "",
+                str(result.ranks),
+                str(len(result.result["layout"]["nodes"])),
+                f"{result.rate:.4g}",
+                f"{result.spread[0]:.4g} to {result.spread[1]:.4g}",
+                f"{result.rate / base.rate:.2f}" if base else "",
                 "" if part is None else f"{part:.0%}",
-                f"{one.shares['input']:.1%}",
-                f"{one.shares['communication']:.1%}",
-                f"{one.epoch_seconds:.3g}" if one.epoch_seconds else "",
-                ", ".join(f"{name} {one.metrics[name]:.3f}" for name in scores),
+                f"{result.shares['input']:.1%}",
+                f"{result.shares['communication']:.1%}",
+                f"{result.epoch_seconds:.3g}" if result.epoch_seconds else "",
+                ", ".join(f"{name} {result.metrics[name]:.3f}" for name in scores),
             )
         )
     return _without_empty(head, rows)
@@ -286,20 +300,20 @@ def _measured_table(report: Report) -> Table:
 
 def _side_by_side(findings: Findings, asked: StudyTable) -> Table:
     """A column for each value of a key, also for one that has no result: its cells say `-`."""
-    found: dict[tuple[str, ...], dict[str, str]] = {}
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
     for cell in findings.plan.cells:
         if matches(cell.named, asked.where) and asked.columns in cell.values:
-            row = found.setdefault(_row_of(findings, cell.values, asked), {})
+            row = rows.setdefault(_row_of(findings, cell.values, asked), {})
             row[cell.values[asked.columns]] = "-"
-    for one in findings.measured:
-        with_result = found.get(_row_of(findings, one.cell.values, asked))
-        if with_result and matches(one.values, asked.where):
-            value = _value_of(one, asked.value)
-            with_result[one.values[asked.columns]] = "-" if value is None else f"{value:.4g}"
-    columns = list(dict.fromkeys(name for row in found.values() for name in row))
+    for result in findings.measured:
+        with_result = rows.get(_row_of(findings, result.cell.values, asked))
+        if with_result and matches(result.values, asked.where):
+            value = _value_of(result, asked.value)
+            with_result[result.values[asked.columns]] = "-" if value is None else f"{value:.4g}"
+    columns = list(dict.fromkeys(name for row in rows.values() for name in row))
     return ("", *columns), [
         (", ".join(row), *(values.get(name, "") for name in columns))
-        for row, values in found.items()
+        for row, values in rows.items()
     ]
 
 
@@ -325,16 +339,16 @@ def _value_of(one: CellMeasured, name: str) -> float | None:
 def _predicted_table(predicted: Sequence[Predicted]) -> Table:
     head = ("cell", "predicted images/s", "likely", "measured", "error")
     rows = []
-    for one in predicted:
-        named = (f"{key}={value}" for key, value in one.values.items() if key != "run")
-        error = "" if one.error is None else f"{one.error:+.1%}"
+    for prediction in predicted:
+        named = (f"{key}={value}" for key, value in prediction.values.items() if key != "run")
+        error = "" if prediction.error is None else f"{prediction.error:+.1%}"
         rows.append(
             (
-                f"{one.run.name}: {' '.join(named)}",
-                f"{one.rate:.4g}",
-                "" if one.low is None else f"{one.low:.4g} to {one.high:.4g}",
-                _number(one.measured),
-                "starts from it" if one.from_itself else error,
+                f"{prediction.run.name}: {' '.join(named)}",
+                f"{prediction.rate:.4g}",
+                "" if prediction.low is None else f"{prediction.low:.4g} to {prediction.high:.4g}",
+                _number(prediction.measured),
+                "starts from it" if prediction.from_itself else error,
             )
         )
     return _without_empty(head, rows)
