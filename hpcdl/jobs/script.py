@@ -28,7 +28,7 @@ from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, 
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.rules import as_release, rule
 from hpcdl.slurm.time_limit import walltime
-from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache as cache_folder
 from hpcdl.system.resources import folder, templates
 from hpcdl.system.text import count_of
@@ -142,6 +142,7 @@ def render_script(
 def check_request(site: Site, spec: JobSpec) -> tuple[JobSpec, Partition, Layout]:
     """The job with its nodes and its layout on them; BadInput: it is impossible on this site."""
     spec = check_spec(spec)
+    _check_setup(spec.setup)
     nodes, layout = plan_on(site, spec)
     launch.check_mpi(site)
     launch.check_container(site, spec)
@@ -155,6 +156,25 @@ def check_request(site: Site, spec: JobSpec) -> tuple[JobSpec, Partition, Layout
         message = f"the environment of '{nodes.name}' in the site file {fault.message}"
         raise BadInput(message, hint=fault.hint) from fault
     return spec, nodes, layout
+
+
+@cache
+def _check_setup(setup: tuple[str, ...]) -> None:
+    """Raise BadInput for lines that bash would end elsewhere: the program would not start.
+
+    Bash is asked, where there is one; as a group, which an open quote or document would not end.
+    """
+    from hpcdl.system.run import run
+
+    if not setup:
+        return
+    group = "\n".join(["{ :", *setup, "}\n"])
+    with suppress(MissingPrerequisite):
+        asked = run(["bash", "-O", "extglob", "-n"], stdin=group, env={"BASH_ENV": ""}, check=False)
+        if not asked.ok or asked.stderr.strip():
+            said = "--setup has a line that bash cannot read, or that takes in those after it"
+            hint = "end every quote, `\\` and `if` that it begins"
+            raise BadInput(said, details=[repr(line) for line in setup], hint=hint)
 
 
 def render_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> str:

@@ -103,7 +103,7 @@ def _seconds_text(seconds: Any) -> str:
 
 def _folder(text: str) -> Path:
     """A directory that sbatch can write a log to; its directives know no escape for some."""
-    _check_text(text, "is a name that")
+    _data(text)
     if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
         hint = "choose a directory without backslashes and control characters in its name"
         raise BadInput(f"is {_shown(text)}: Slurm cannot write a log below it", hint=hint)
@@ -111,6 +111,8 @@ def _folder(text: str) -> Path:
 
 
 def _data(text: str) -> str:
+    if not text.strip():
+        raise BadInput("is empty", hint="name a directory, or leave it out")
     _check_text(text, "is a name that")
     return text
 
@@ -431,6 +433,9 @@ def check_spec(spec: JobSpec) -> JobSpec:
     """The spec, as options or a file give it; BadInput for what is wrong wherever it runs."""
     spec = check(spec)
     _ = spec.memory
+    if spec.data and "HPCDL_DATA" in spec.environment:
+        said = "--data and --env HPCDL_DATA exclude each other: the job finds its data set by it"
+        raise BadInput(said, hint="give one of them")
     if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
         raise BadInput(
             "--fresh with --chain would start over in every job of the chain",

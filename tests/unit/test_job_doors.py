@@ -99,6 +99,9 @@ REFUSED = {
     "launcher": ["mpirun"],
     "requeues": ["-1", "10001"],
     "container": ["a,b"],
+    "data": [" "],
+    "chdir": [" "],
+    "job_dir": [" "],
 }
 DOORS = [
     (key, text, taken)
@@ -144,6 +147,19 @@ def test_a_long_value_of_a_variable_is_taken_or_refused_alike(size):
         else:
             with pytest.raises(BadInput, match=r"too long|has \d fault"):
                 door()
+
+
+@pytest.mark.parametrize("key", ["data", "chdir", "job_dir"])
+def test_an_empty_name_in_a_file_is_no_directory(key):
+    """The command line refuses it, too: a variable that is not set would be the directory `.`."""
+    with pytest.raises(BadInput) as caught:
+        by_file(f'schema: 1\n{key}: ""\n')
+    assert f"'{key}' is empty" in str(caught.value.in_one_line())
+
+
+def test_a_data_set_is_named_once():
+    with pytest.raises(BadInput, match="exclude each other"):
+        check_spec(JobSpec("p", data="/d", environment={"HPCDL_DATA": "/e"}))
 
 
 def test_the_forms_of_memory_exclude_each_other():

@@ -189,6 +189,23 @@ def test_lines_of_setup_and_what_is_not_wanted_are_as_asked(site):
     assert "--signal-before 540" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    "lines",
+    [("echo \\",), ("cat <<EOF",), ("export A='",), ("if true; then",), ("}",), ("x=(", "echo $(")],
+)
+def test_setup_that_would_take_in_the_program_is_refused(site, lines):
+    """The job would end with 0, and its program would never have run."""
+    with pytest.raises(BadInput, match="--setup has a line"):
+        render_script(site, JobSpec("p100", gpus=1, setup=lines), Module(()))
+
+
+def test_setup_may_be_of_several_lines_and_use_what_bash_has(site):
+    lines = ("# why", "if [ -e v ]; then", "source v/bin/activate", "fi", "shopt -s extglob")
+    lines += ("ls !(a) <(ls) <<<x", "cat <<EOF", "x", "EOF", "f() { echo '}'; }")
+    text = render_script(site, JobSpec("p100", gpus=1, setup=lines), Module(())).text
+    assert "\n".join(lines) in text
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_no_launcher_binds_threads_and_only_those_of_mpi_get_its_variables(launcher):
     a100 = shipped("a100-h100")
