@@ -48,7 +48,7 @@ class binding(HpcdlCheck):
     def measured(self):
         log = Path(self.stagedir) / LOG
         self.probes = read_probes(log.read_text(errors="replace") if log.exists() else "")
-        none = JobFault(FaultKind.NO_RESULT, "missing result: no rank told what it sees")
+        none = JobFault(FaultKind.NO_RESULT, "missing result: no rank reported its CPUs and GPUs")
         return Measured({"ranks": len(self.probes)}, () if self.probes else (none,))
 
     def metrics(self):

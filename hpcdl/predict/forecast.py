@@ -160,7 +160,7 @@ class Forecast:
             ),
             (
                 lacking,
-                f"{lacking} of the {self.machine.gpu} are not known: a kindred GPU's are used "
+                f"{lacking} of the {self.machine.gpu} are not known: a similar GPU's are used "
                 "for memory traffic",
             ),
             (
@@ -290,7 +290,7 @@ def forecast(
 def _bounds(
     step: StepTime, work: Workload, base: Calibration, ran: MeasuredLoss | None
 ) -> tuple[float, float]:
-    """Factors on the rate between which the truth lies eight times in ten.
+    """Return factors on the rate: the true rate is between them eight times in ten.
 
     Beside runs of several GPUs, only what the count adds to or takes from their loss is unsure.
     """
@@ -321,7 +321,7 @@ def scale(loss: float) -> float:
 
 
 def factors(loss: float, kind: str) -> tuple[float, float]:
-    """Factors on a rate of that loss between which the truth lies eight times in ten."""
+    """Return factors on a rate of that loss: the true rate is between them eight times in ten."""
     row = facts.load("predict")["ranges"][kind]
     return math.exp(-row["high"] * scale(loss)), math.exp(-row["low"] * scale(loss))
 

@@ -78,13 +78,13 @@ class Machine:
     unknown: tuple[str, ...] = ()
 
     def lacks(self, precision: str) -> tuple[str, ...]:
-        """The figures that a speed in this precision needs and nobody gave."""
+        """Return the missing figures that a speed in this precision needs."""
         peak = {"fp32": "fp32_tflops", "tf32": "tf32_tflops"}.get(precision, "half_tflops")
         return tuple(name for name in self.unknown if name in {"memory_gbs", peak})
 
     @property
     def between(self) -> Link:
-        """The network; where nobody knows it, a `BadInput` says how to give it."""
+        """Return the network; if it is unknown, a `BadInput` says how to give it."""
         if self.network is None:
             message = f"the network between the nodes of '{self.name}' is not known"
             raise BadInput(message, hint=NETWORK_HINT)
@@ -176,7 +176,7 @@ def _pcie(gpu: Gpu) -> str:
 
 
 def usual_link(gpu: Gpu) -> str:
-    """The link between GPUs of a kind in a node: as said, else NVLink where they have it."""
+    """Return the link between GPUs of a kind in a node: as given, else NVLink if they have it."""
     return gpu.figures.fabric or ("nvlink" if gpu.nvlink else _pcie(gpu))
 
 
@@ -225,7 +225,7 @@ def _stand_in(gpu: Gpu) -> Gpu:
 
 
 def _link(kind: str, gpu: Gpu) -> Link:
-    """A kind of link between the GPUs of a node; NVLink of a rate that nobody gave is refused."""
+    """A kind of link between the GPUs of a node; NVLink without a given rate is refused."""
     row = facts.load("links")["links"][kind]
     if row["gbs"] is None and gpu.figures.nvlink_gbs is None:
         give = f"give it in the site file: `gpus: {{{gpu.model}: {{nvlink_gbs: N}}}}`"

@@ -118,15 +118,15 @@ def _refuse_unknown(machine: Machine, work: Workload) -> None:
     net, lacking = work.net.name, machine.lacks(work.precision)
     if lacking:
         raise BadInput(
-            f"{' and '.join(lacking)} of the {machine.gpu} are not known, so nothing says how "
-            f"fast '{net}' is there",
+            f"{' and '.join(lacking)} of the {machine.gpu} are not known, so the speed of "
+            f"'{net}' cannot be predicted",
             hint=f"give them in the site file under `gpus: {machine.gpu}:`, or measure a short "
             "run: --calibrate RESULT.JSON, or --one IMAGES/S",
         )
     if machine.gpu == CPU:
         measure = "measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S"
         raise BadInput(
-            f"nothing says how fast '{net}' runs on one rank of '{machine.name}'", hint=measure
+            f"the speed of '{net}' on one rank of '{machine.name}' is unknown", hint=measure
         )
 
 
@@ -156,7 +156,7 @@ def one_gpu_rows() -> tuple[OneGpuRow, ...]:
 
 
 def rows_of(records: Iterable[Mapping[str, Any]]) -> tuple[OneGpuRow, ...]:
-    """The rows of records that one GPU's rate can be told from."""
+    """Return the records that give one GPU's rate, as rows."""
     rows = []
     for record in records:
         model, precision = model_of(record["model"]), precision_of(record.get("precision", "fp32"))
@@ -214,7 +214,7 @@ def reached(
     rows: Iterable[OneGpuRow],
     effects: Mapping[str, Any] | None = None,
 ) -> ReachedPart:
-    """What a GPU reaches of the roofline of a step, as rows and effects tell.
+    """Estimate what a GPU reaches of the roofline of a step, from rows and effects.
 
     `framework` is its name, ` with XLA` behind it where XLA compiles.
     """

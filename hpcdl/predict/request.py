@@ -285,7 +285,7 @@ def _check_together(request: ScalingRequest) -> None:
     """Refuse values that exclude each other."""
     if request.result and request.images_per_second is not None:
         raise BadInput(
-            "a run and a stated rate both say how fast one GPU is",
+            "a run and a stated rate both give the speed of one GPU",
             hint="give --calibrate or --one, not both",
         )
     for given, what in (

@@ -309,7 +309,7 @@ def read_exchange(path: Path) -> Exchange:
         raise BadInput(f"{path} measured no all-reduce of two ranks or more")
     counts = {hosts.count(host) for host in hosts}
     if len(counts) > 1:
-        raise BadInput(f"{path} had more ranks on some nodes, which says too little")
+        raise BadInput(f"{path} had more ranks on some nodes than on others")
     times = times_of(rates, len(hosts))
     exchange = Exchange(str(path), place_of(value), len(set(hosts)), counts.pop(), times, steady)
     if exchange.slope[1] <= 0:

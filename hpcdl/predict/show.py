@@ -195,7 +195,7 @@ def _grounds(found: Forecast) -> list[str]:
     lines += [f"note: {note}" for note in found.notes]
     if found.watts:
         lines.append(_POWER)
-    lines.append("likely: eight of ten published rows lay so near (docs/predict.md)")
+    lines.append("likely: eight of ten published rows were within these bounds (docs/predict.md)")
     if any(point.beyond for point in found.points):
         lines.append(f"*: beyond the {found.machine.nodes} nodes of the partition")
     return lines

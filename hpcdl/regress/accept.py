@@ -164,7 +164,7 @@ def retire(site: Site, history: History, what: str, given: Acceptance) -> Edits:
 
 
 def undo(site: Site, what: str) -> Edits:
-    """Take an acceptance back, and give its series the reference that it had.
+    """Undo an acceptance, and restore the earlier reference of its series.
 
     Raises BadInput: nothing of that id or name is accepted.
     """

@@ -126,7 +126,7 @@ class GateAnswer:
         if not self.known:
             return "Gate closed: there is no history"
         if not self.series:
-            return "Gate closed: there is no series of late"
+            return "Gate closed: there is no recent series"
         if self.open:
             return f"Gate open: {self.series} series"
         return f"Gate closed: {count_of(len(self.findings), 'finding')} in {self.series} series"
@@ -147,7 +147,7 @@ class GateAnswer:
 
 
 def beside(answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """The findings that a run's verdicts do not tell themselves."""
+    """Return the findings that a run's verdicts do not show."""
     reported = {(v["check"], v["case"], v["partition"] or "") for v in verdicts if not v["ok"]}
     return [
         finding
@@ -158,7 +158,7 @@ def beside(answer: GateAnswer, verdicts: Sequence[Mapping[str, Any]]) -> list[Fi
 
 @dataclass(frozen=True)
 class Acceptance:
-    """That somebody accepted a finding: which, who, when and why.
+    """The acceptance of a finding: which, by whom, when and why.
 
     With `since` (a date) the level from then on is the normal one; else the finding sleeps, until
     the day `until` (inclusive). Dates are ISO 8601. `replaced` is the reference before, as its
@@ -197,7 +197,7 @@ class Rulings:
         return max((one.since for one in held), default="")
 
     def is_retired(self, series: Series, newest: str) -> bool:
-        """Whether somebody retired a series that gave nothing since; `newest` is its last time."""
+        """Return whether a series is retired and has no result since; `newest` is its last time."""
         return any(
             one.id == RETIRED and one.series == series and newest[:10] <= one.date
             for one in self.accepted
@@ -214,7 +214,7 @@ class Rulings:
     def over(
         self, finding: Finding, today: datetime.date, last: datetime.date | None
     ) -> Finding | None:
-        """The finding as accepted, None where it stands.
+        """Return the finding as accepted, or None if it is not accepted.
 
         `last` is the day of its newest result: what failed before its level was accepted is
         accepted.

@@ -124,7 +124,7 @@ def _title(kind: str, what: str, group: Sequence[Finding]) -> str:
 def tonight(
     series: Series, values: Sequence[float], runs: int, with_it: str, *, lower: bool
 ) -> Tonight | None:
-    """How far the last of some nights is from those before; None where nothing can be told."""
+    """How far the last of some nights is from those before; None if there are too few."""
     rates = [1 / value for value in values if value > 0] if lower else values
     past = rates[-_LEVEL - 1 : -1]
     if len(past) < _FEWEST or len(rates) != len(values):

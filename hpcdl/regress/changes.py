@@ -170,7 +170,7 @@ class _State:
 
 
 def detect(nights: Nightly) -> list[Found]:
-    """Changes of a series, by index, as they would have been told night by night."""
+    """Changes of a series, by index, as they would have been reported night by night."""
     state = _State(nights)
     for night in range(len(nights.values)):
         _step(state, night)
@@ -198,7 +198,7 @@ class Look(NamedTuple):
 
 
 def look(nights: Nightly, enough: float, *, fresh: bool = False) -> Look:
-    """Look at the last night of a series, as it stands while it may still be measured again.
+    """Look at the last night of a series while it may still be measured again.
 
     `enough` is the strength from which on its gate closes, as `closing_strength` gives it. With
     `fresh`, such as on the first night of a release, three times as many nights are doubtful.
@@ -262,7 +262,7 @@ def _strength(state: _State, night: int) -> tuple[int, float]:
 
 
 def _of_runs(nights: Nightly, noise: Noise, first: int, last: int, level_nights: int) -> float:
-    """That the runs of these nights lie below a level, as a normal deviate."""
+    """Return the normal deviate of the runs of these nights being below a level."""
     shared, total, weight = _share(nights, noise, first), 0.0, 0.0
     count, memory = last - first + 1, noise.response.memory
     for night in range(first, last + 1):
@@ -467,7 +467,7 @@ def _turbulence(state: _State, window: _Window, first: int) -> float:
 
 
 def _broke(state: _State, night: int) -> bool:
-    """A night far below its level is told at once; the next ones are the same event."""
+    """Report a night far below its level at once; the next ones are the same event."""
     if night < FEW_NIGHTS - 1 or (state.active and state.active.kind is not Kind.RISE):
         return False
     values, few = state.nights.values, night - state.start <= state.need
@@ -512,7 +512,7 @@ def _look_for_end(state: _State, night: int) -> None:
 
 
 def may_hold(values: Sequence[float]) -> bool:
-    """Whether some number of last nights lies lower than some nights before: a quick test.
+    """Return whether the last nights may be lower than those before: a quick test.
 
     It rests on the spread of differences between neighbours, which neither a change nor dependent
     nights enlarge, and asks for less than TELL, so that it sees more than `detect` does.

@@ -112,7 +112,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return None
 
     def most(self, metric: Metric) -> float | None:
-        """What the hardware cannot pass, None where nobody knows: more is an error."""
+        """Return the hardware's upper limit, None if it is unknown: more is an error."""
         return None
 
     def suits(self, site: Site, partition: Partition, execution: ExecutionProfile) -> bool:

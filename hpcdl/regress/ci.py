@@ -111,10 +111,10 @@ def render(kind: str, site: Site, request: Request) -> dict[str, str]:
     """
     for text in filter(None, map(str, vars(request).values())):
         if not text.isprintable():
-            raise BadInput(f"{text!r} cannot stand in a pipeline: it holds control characters")
+            raise BadInput(f"{text!r} cannot be written to a pipeline: it has control characters")
     for text in (request.on_failure, request.mail_type, request.mail_user):
         if not _WORD.fullmatch(text):
-            raise BadInput(f"{text!r} cannot stand in a unit or a crontab", hint="one word")
+            raise BadInput(f"{text!r} cannot be written to a unit or a crontab", hint="one word")
     values = _values(site, request)
     if kind == "systemd":
         return _systemd(values)
@@ -125,7 +125,7 @@ def render(kind: str, site: Site, request: Request) -> dict[str, str]:
 
 
 def unit_user(given: str, site: Site) -> str:
-    """The user who runs systemd's units: the one given, else whoever renders them, but not root.
+    """The user who runs systemd's units: the one given, else the current user, but not root.
 
     Raises BadInput: there is no such user; root was not named; the site file has paths that would
     be another user's, who must render the units.
@@ -142,7 +142,7 @@ def unit_user(given: str, site: Site) -> str:
     text = site.source.read_text(encoding="utf-8", errors="replace")
     if uid != os.getuid() and re.search(r"^[^#\n]*(~/|\$\{?(HOME|USER|HPCDL_HOME))", text, re.M):
         raise BadInput(
-            f"{site.source} names paths of whoever reads it (~, $HOME, $USER)",
+            f"{site.source} has paths that depend on the user (~, $HOME, $USER)",
             hint=f"render the units as {user}: sudo -u {user} hpcdl check ci systemd",
         )
     return user

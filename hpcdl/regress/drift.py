@@ -97,7 +97,7 @@ class Analysis:
 
     @property
     def warning(self) -> Change | None:
-        """The same, where more nights must tell."""
+        """The same, where more nights are needed."""
         return self.worse if self.worse and not self.worse.sure else None
 
 
@@ -172,7 +172,7 @@ def is_doubtful(series: Sequence[Night], watched: int, *, lower: bool = False) -
 
 
 def at_level(nights: Sequence[Night], since: str) -> list[Night]:
-    """The nights, those before an accepted level moved to it: what they tell of noise is kept."""
+    """The nights, those before an accepted level moved to it, so that their noise still counts."""
     before = [night for night in nights if night.date.isoformat() < since]
     after = [night.value for night in nights if night.date.isoformat() >= since]
     if not since or not before or len(after) < _LEVEL_RUNS:
@@ -234,7 +234,7 @@ def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
 
 
 def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
-    """How far each node lies from the others, beside the nights around (7 before, 7 after)."""
+    """Return how far each node is from the others, beside the nights around (7 before, 7 after)."""
     on = {frozenset([run.node for run in night]) for night in each}
     if len(on) < 2:
         return {}  # what all nights have in common is no difference between them

@@ -1,4 +1,4 @@
-"""What the nights before a night tell of a series: level, spread, tails, dependence. Pure.
+"""Estimates from the nights before a night: level, spread, tails, dependence. Pure.
 
 The spread is Huber's "proposal 2" (1964, Ann. Math. Stat. 35:73). One night counts for no more than
 its rarity among the nights before allows: evidence z is cut where exp(-z^2/2) is the share of
@@ -120,7 +120,7 @@ def caps(count: int) -> tuple[float, ...]:
 def noise_of(
     past: Sequence[float], earlier: Sequence[float], within: float, step: float
 ) -> Noise | None:
-    """What the nights before tell, or None where they have no level.
+    """Return the estimate from the nights before, or None if they have no level.
 
     `past` are the values that make it, `earlier` deviations of nights before those from the levels
     that held then; `within` and `step` as in `Nightly`.
@@ -264,7 +264,7 @@ def _near(night: Sequence[float], middle: float, reach: float) -> float:
 
 
 def weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
-    """How far weekends lie from working days, less what may be chance (James and Stein 1961)."""
+    """Return how far weekends are from workdays, less what may be chance (James and Stein 1961)."""
     weekend = [v for v, day in zip(values, weekdays, strict=True) if day >= 5]
     week = [v for v, day in zip(values, weekdays, strict=True) if day < 5]
     return shrunk(weekend, week) if len(weekend) >= 4 and len(week) >= 10 else 0.0

@@ -305,7 +305,7 @@ def _of_runs(
 
 
 def _time(path: Path, run: Run) -> str:
-    """When a run was, in UTC: its directory's name tells it, then its own, else its file's age."""
+    """Return a run's time in UTC, from its directory's name, its own, or its file's age."""
     aged = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
     own = began(Path(str(run.get("run") or "")).name)
     return (began(path.resolve().parent.name) or own or aged).isoformat(timespec="seconds")

@@ -80,7 +80,7 @@ def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
 
 
 def _causes(answer: GateAnswer | None) -> list[str]:
-    """What the gate found, by cause, worst first; then what somebody accepted."""
+    """What the gate found, by cause, worst first; then what was accepted."""
     rows = (
         [
             [("" if one.closes else "not sure yet: ") + one.title, one.id]
@@ -95,7 +95,7 @@ def _causes(answer: GateAnswer | None) -> list[str]:
 
 
 def _worst(verdict: Mapping[str, Any]) -> tuple[bool, int]:
-    """The order in which verdicts are told: what does not pass first."""
+    """Return the sort key of a verdict: those that do not pass come first."""
     return bool(verdict["ok"]), -_STATUS_CODES[verdict["status"]]
 
 
@@ -222,7 +222,7 @@ def as_json(run: Run, answer: GateAnswer | None = None) -> str:
 
 
 def as_openmetrics(run: Run, answer: GateAnswer | None = None) -> str:
-    """The same as OpenMetrics 1.0, for whoever reads it over HTTP."""
+    """The same as OpenMetrics 1.0, for readers over HTTP."""
     return as_prometheus(run, answer) + "# EOF\n"
 
 

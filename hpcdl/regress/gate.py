@@ -53,7 +53,7 @@ class _Question:
         return (self.now - datetime.fromisoformat(self.newest[series])) / timedelta(days=1)
 
     def is_skipped(self, series: Series) -> bool:
-        """Whether its check was last seen when it said that it does not apply."""
+        """Return whether the check's last result was that it does not apply."""
         last = self.history.last(series.of_case) if series.of_case in self.newest else None
         return bool(last and last.time > self.newest[series] and last.status in NEUTRAL)
 

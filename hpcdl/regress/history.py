@@ -144,7 +144,7 @@ class History:
         return History(self._connection, self._site, now)
 
     def later(self) -> int:
-        """How many results are dated in the future; nothing else of them is ever told."""
+        """Return how many results are dated in the future; they are not used otherwise."""
         query = "SELECT count(*) FROM results WHERE time > ? AND ? IN ('', site)"
         return int(self._connection.execute(query, (self._until, self._site)).fetchone()[0])
 
@@ -325,7 +325,7 @@ def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
     kind = files.file_system(path, mounts)
     hint = f"choose a local disk: --history FILE or {VARIABLE}"
     if kind in files.OF_NETWORKS:
-        message = f"{path} lies on {kind}, whose locks SQLite cannot rely on"
+        message = f"{path} is on {kind}, whose locks are not safe for SQLite"
         raise MissingPrerequisite(message, hint=hint)
     with files.explain_os_errors(path):
         files.make_directory(path.parent)
@@ -336,7 +336,7 @@ def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file where there is none; nobody else may read it or plant a journal beside it."""
+    """Create a missing file; no other user may read it or plant a journal beside it."""
     if path.is_dir():
         raise BadInput(f"the history {path} is a directory", hint="name a file")
     require_no_stranger(path.parent)

@@ -32,7 +32,7 @@ TIMES = frozenset(
 
 
 def better_of(unit: str, low: float | None, high: float | None, declared: str = "") -> str:
-    """Which values of a metric are better: `higher`, `lower`, or '' where nobody can tell.
+    """Which values of a metric are better: `higher`, `lower`, or '' if that is unknown.
 
     What its check says counts first, then the one side that is bounded, then the unit: so much
     per second, or a time that is judged.

@@ -47,7 +47,7 @@ def fault_of(
     often the check expects it to be queued again; `was_on` are the nodes on which it last ran.
     """
     if record is None:
-        text = "lost: Slurm does not know the job any more, so nobody knows how it ended"
+        text = "lost: Slurm has no record of the job any more, so how it ended is unknown"
         return JobFault(FaultKind.JOB_LOST, text)
     if record.restarts > allowed_restarts:
         on = f" after it ran on {was_on}" if was_on else ""
@@ -89,7 +89,7 @@ def unavailable(record: JobRecord, states: Mapping[str, str]) -> JobFault | None
 
 
 def takes_no_jobs(state: str) -> bool:
-    """Whether a node in this state starts no job, until somebody does something."""
+    """Return whether a node in this state starts no job until a person acts."""
     return _OUT.search(state) is not None
 
 

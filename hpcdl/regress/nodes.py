@@ -34,7 +34,7 @@ def node_of(verdict: Verdict) -> str:
 
 
 def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str, JobFault]:
-    """The nodes that are slower than the others in runs of one case, and what is said of each.
+    """The nodes that are slower than the others in runs of one case, and each node's fault.
 
     Verdicts of jobs on several nodes are left out. `least` is how far below the others' median
     counts at all, as a fraction.
@@ -60,7 +60,7 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str
 def slower_than_the_rest(
     each: Mapping[str, Sequence[float]], least: float = 0.0
 ) -> tuple[str, ...]:
-    """The nodes whose values lie below what the rest's scatter explains.
+    """Return the nodes whose values are below what the scatter of the rest explains.
 
     `each` has values by node, higher is better; `least` is as in `find_slow_nodes`.
     """

@@ -1,4 +1,4 @@
-"""Tells people about the gate: mail and webhooks, all at once, each within ten seconds.
+"""Notifies people of the gate's answer: mail and webhooks, all at once, each within ten seconds.
 
 They are told what is new, what is over, what still holds. Names and reasons may be anybody's: each
 service gets them as text that it neither formats nor takes for a mention of somebody.
@@ -54,7 +54,7 @@ Told = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Notice:
-    """The gate's answer, beside what was told last; `link` leads to the page, '' for none."""
+    """The gate's answer and what is new since the last; `link` leads to the page, '' for none."""
 
     site: str
     answer: GateAnswer
@@ -83,7 +83,7 @@ def notice_of(site: str, answer: GateAnswer, before: Told, link: str = "") -> No
 
 
 def told_of(answer: GateAnswer) -> tuple[Finding, ...]:
-    """What people are told once: what closes the gate, and what several series say together."""
+    """Return what people are notified of once: what closes the gate, and pooled warnings."""
     return (*answer.findings, *(one for one in answer.warnings if one.kind == POOLED))
 
 
@@ -195,14 +195,14 @@ class Target:
 
     @property
     def key(self) -> str:
-        """What tells it from others in the record of what was told."""
+        """Its key in the record of notices."""
         text = json.dumps([self.kind, self.values.get("url"), self.values.get("to")])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Addressees:
-    """Whom to tell, when (`change` or `always`), and where the page can be seen."""
+    """Whom to notify, when (`change` or `always`), and the page's address."""
 
     targets: tuple[Target, ...]
     when: str
@@ -210,7 +210,7 @@ class Addressees:
 
 
 def read_addressees(path: Path) -> Addressees:
-    """Whom to tell, from a file that only this user can read.
+    """Return whom to notify, from a file that only this user can read.
 
     Raises BadInput: others may read it, or it has faults; all of them, with their places but not
     with what is there, which may be a secret.
@@ -256,7 +256,7 @@ def _lacks(target: Mapping[str, Any]) -> list[str]:
 def tell(
     site: str, answer: GateAnswer, addressees: Addressees, page: Path | None = None
 ) -> list[str]:
-    """Tell everybody what has changed since the last notice; what went wrong, in a line each.
+    """Notify everybody of what has changed since the last notice; return a line per failure.
 
     `page` is attached to mails.
     """
@@ -287,12 +287,12 @@ def tell(
     try:
         write_atomic(record, json.dumps(before) + "\n")
     except HpcdlError as fault:
-        lines.append(f"what was told cannot be noted: {fault.message}")
+        lines.append(f"the record of notices cannot be written: {fault.message}")
     return lines
 
 
 def _read(record: Path) -> dict[str, dict[str, str]]:
-    """What was told, by addressee; nothing where no record can be read."""
+    """Return the last notices, by addressee; empty if no record can be read."""
     with suppress(BadInput, ValueError, AttributeError):
         found = json.loads(read_regular(record, _MOST_BYTES, "record of notices"))
         return {str(key): dict(notified) for key, notified in found.items()}
@@ -335,7 +335,7 @@ def _reason(fault: Exception) -> str:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A secret goes to nobody else."""
+    """A secret is sent to no other server."""
 
     def redirect_request(self, *_: Any) -> None:
         """Follow none: the answer is an error with its code."""

@@ -43,7 +43,7 @@ def key_of(verdict: Verdict) -> Key:
 
 
 def suspicious(verdicts: Sequence[Verdict], doubts: Doubts | None) -> list[Verdict]:
-    """The verdicts whose cases should be measured again; errors stand, whatever a retry gives."""
+    """The verdicts whose cases should be measured again; errors stay, whatever a retry gives."""
     doubtful = doubts(verdicts) if doubts else set[Key]()
     return [
         one

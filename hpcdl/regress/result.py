@@ -33,7 +33,7 @@ CLOCKS_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Measured:
-    """A run as its result.json tells it; `faults` says why there is none, text is a check's."""
+    """A run as its result.json describes it; `faults` says why there is none, text is a check's."""
 
     values: Mapping[str, Any]
     faults: tuple[JobFault | str, ...] = ()
@@ -52,7 +52,7 @@ class Measured:
 
     @property
     def driver(self) -> str:
-        """The NVIDIA driver as the node itself told it, '' where it told none."""
+        """The NVIDIA driver that the node reported, '' if it reported none."""
         return self.text("versions", "driver")
 
 
@@ -205,7 +205,7 @@ def seconds_between(start: str, end: str) -> float | None:
 
 
 def of_this_run(measured: Measured, record: JobRecord, token: str, gpu: str = "") -> Measured:
-    """The result, or nothing of it but why it is not of the run that Slurm's record tells of.
+    """Return the result, or only the faults if it is not of the run in Slurm's record.
 
     `token` is its submission's; `gpu` is part of what the driver must call its GPU, '' where ranks
     need none.

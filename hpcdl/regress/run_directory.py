@@ -1,4 +1,4 @@
-"""A run's directory: settings, what ReFrame said, events of its jobs, report, verdicts.
+"""A run's directory: settings, ReFrame's output, events of its jobs, report, verdicts.
 
 WORK/checks/runs/STAMP holds settings.py, what ReFrame printed (reframe.log), a line per change of
 a job's state (events.jsonl), a line per thing that ReFrame left out (record.jsonl), report.json,
@@ -56,7 +56,7 @@ class RunDirectory:
 
 @dataclass(frozen=True)
 class JobEvent:
-    """The state of one of the run's jobs; `record` is what Slurm said of it last."""
+    """The state of one of the run's jobs; `record` is Slurm's last record of it."""
 
     job: int
     name: str
@@ -74,7 +74,7 @@ class JobEvent:
 
 
 def runs_directory(site: Site) -> Path:
-    """Where the site's runs lie."""
+    """Return the directory of the site's runs."""
     return site.paths.work / "checks" / "runs"
 
 
@@ -145,7 +145,7 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
 
 
 def _tokens(events: Path) -> dict[str, float]:
-    """The tokens of jobs whose ids nobody wrote down, and when they were submitted (epoch)."""
+    """Return tokens of jobs whose ids were never written, and when they were submitted (epoch)."""
     tokens: dict[str, float] = {}
     for entry in json_lines(events):
         token, at = entry.get("token"), entry.get("time")
@@ -190,7 +190,7 @@ def _still_ours(event: JobEvent, run: Path) -> bool:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a run lives: it holds its lock, or nobody can tell."""
+    """Return whether a run may be alive: its lock is held, or cannot be tested."""
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -44,7 +44,7 @@ _UNITS = {"fp32": ("fp32", "tf32"), "tf32": ("fp32", "tf32")}
 
 
 def most(case: TrainingCase, partition: Partition) -> float | None:
-    """Images per second that no GPUs of a partition can compute, None where nobody knows.
+    """Images per second that no GPUs of a partition can compute, None if that is unknown.
 
     Only of images whose size is the network's own.
     """

@@ -93,7 +93,7 @@ def analysis_text(analysis: Analysis) -> str:
     elif analysis.enough:
         lines.append("no change")
     if analysis.warning:
-        lines.append("the last change is not sure yet: more nights must tell")
+        lines.append("the last change is not sure yet: more nights are needed")
     lines += [f"slow node: {node}" for node in analysis.slow_nodes]
     return "\n".join(lines)
 

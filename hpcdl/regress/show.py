@@ -46,7 +46,7 @@ def outcome_text(outcome: CheckOutcome) -> str:
 
 
 def progress_line(directory: RunDirectory) -> tuple[str, object]:
-    """How a run stands, and a key that changes with the state of its jobs."""
+    """Return a run's progress, and a key that changes with the state of its jobs."""
     events = list(read_events(directory.events).values())
     if not events:
         return "ReFrame prepares the checks", "start"
@@ -133,11 +133,11 @@ def references_text(rows: Sequence[Reference]) -> str:
 
 
 def proposals_text(drafts: Drafts) -> str:
-    """The drafted changes as one diff; what waits for more runs stands behind, as comments."""
+    """The drafted changes as one diff; what waits for more runs follows, as comments."""
     diffs = "".join(edit.diff for edit in drafts.edits)
     waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
     why = (
-        "what was measured has its reference"
+        "everything that was measured has a reference"
         if drafts.nights
         else "no night of the release that is published now was measured yet"
     )

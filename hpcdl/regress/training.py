@@ -65,7 +65,7 @@ def job_on(
 
 @dataclass(frozen=True)
 class TrainingCase:
-    """One training: a model, its data, and how it lies on nodes.
+    """One training: a model, its data, and its layout on nodes.
 
     `steps` of the whole run, `batch` images per rank and step, `ranks` per node (or ALL).
     `data` is a directory below the site's data sets, or `synthetic`. `real` ones need real GPUs.
@@ -266,6 +266,6 @@ def resume_faults(measured: Measured) -> list[JobFault]:
     early = losses(measured)[:10]
     if not early or not mean(early) < 0.7 * _NO_IDEA:
         loss = mean(early) if early else math.nan
-        text = f"what had been learnt is lost: the loss after the checkpoint is {loss:.4g}"
+        text = f"the checkpoint was not used: the loss after it is {loss:.4g}"
         faults.append(JobFault(FaultKind.LOSS, text, "loss", wanted=0.7 * _NO_IDEA, got=loss))
     return faults

@@ -51,7 +51,7 @@ class MetricVerdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it has a value, a bound, and lies within its bounds."""
+        """Whether it has a value, a bound, and is within its bounds."""
         if not self.wanted:
             return True
         if self.value is None or not math.isfinite(self.value) or not self.judged:
@@ -86,7 +86,7 @@ class MetricVerdict:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is to be said of one case on one partition; its status follows from its faults.
+    """The verdict on one case on one partition; its status follows from its faults.
 
     `planned` is the node that it was to run on, where it was for one; `hashcode` is ReFrame's name
     of the check with its parameters; `runs` are all runs of this night, where there were several:
@@ -125,7 +125,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it passes, somebody waived it, or the check said that it does not apply."""
+        """Whether it passes, is waived, or its check does not apply."""
         return self.status is Status.PASS or self.status.neutral or self.waived
 
 
@@ -239,7 +239,7 @@ def _faults(
     metrics: tuple[MetricVerdict, ...],
     machine: str | None,
 ) -> tuple[JobFault, ...]:
-    """What is wrong with a case, the gravest that there is: what follows from it is not told."""
+    """Return a case's gravest faults; what follows from them is left out."""
     faults = tuple(as_fault(entry) for entry in evidence.get("faults") or ())
     result, phase = case.get("result"), case.get("fail_phase")
     if not faults and result == "xpass":

@@ -57,7 +57,7 @@ def read_history(site: Site) -> list[Event]:
         return [Event("publish", current)] if current else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise CheckFailed(
-            f"{path} is damaged, so nobody knows what was published: {str(fault)[:200]}",
+            f"{path} is damaged, so the published releases are unknown: {str(fault)[:200]}",
             hint=f"restore it from a backup; without one `mv {path} {path}.broken`: then only "
             f"{current or 'what is published next'} counts as published, and `hpcdl stack rollback "
             "ID` still leads to any release that passed the gate",

@@ -95,7 +95,7 @@ def components(release: Release) -> tuple[BomComponent, ...]:
 
 
 def _beneath(release: Release) -> list[Mapping[str, str]]:
-    """What a release holds or stands on beside its lock: hpcdl itself, Python and the MPI."""
+    """Return entries for what the lock does not list: hpcdl itself, Python and the MPI."""
     locked = {normal_name(entry["name"]) for entry in release.lock}
     recorded = dict(release.versions)
     # "Open MPI 4.1.4": the program's name and its version.
@@ -142,7 +142,7 @@ def spdx_licensing() -> Any:
 
 
 def spdx_of(words: str) -> str | None:
-    """The SPDX expression that these words are or stand for."""
+    """Return the SPDX expression for these words."""
     licensing = spdx_licensing()
     from license_expression import ExpressionError
 

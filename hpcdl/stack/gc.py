@@ -66,7 +66,7 @@ def collect(
     unpublished: bool = False,
     dry_run: bool = False,
 ) -> Garbage:
-    """Remove what nothing needs, or tell what would be removed.
+    """Remove what nothing needs, or list what would be removed.
 
     `pinned` gives the releases that queued and running jobs need, each with the reason; it is asked
     under the lock. `keep` is how many of the last published ones stay, the current one among them;
@@ -171,7 +171,7 @@ def _open(site: Site, scope: Path) -> Spack:
 
 
 def _installed(spack: Spack, tree: Path) -> Iterator[tuple[str, str, Path]]:
-    """Hash, title and place of what lies in the tree; what the machine brought does not."""
+    """Yield hash, title and prefix of each package in the tree; externals are left out."""
     listing = spack.run("find", "--format", "{hash} {name}@{version} {prefix}").stdout
     for line in listing.splitlines():
         words = line.strip().split(" ", 2)

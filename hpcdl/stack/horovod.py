@@ -95,7 +95,7 @@ def modules_behind(program: str) -> list[dict[str, str]]:
 
 
 def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str) -> Path:
-    """Where the wheel of a recipe lies, whether or not it is there yet."""
+    """Return the path of a recipe's wheel, whether or not it exists."""
     built = recipe.horovod
     assert built is not None
     key = digest(built, recipe.package, recipe.tensorflow, recipe.versions, python.minor, mpi)
@@ -261,7 +261,7 @@ def fetch_sdist(
 
 
 def apply_edit(sources: Path, edit: SourceEdit) -> None:
-    """Put a text in the place of another, which must stand exactly once in a source file."""
+    """Replace a text that must occur exactly once in a source file."""
     path = sources / edit.file
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     if text.count(edit.find) != 1:

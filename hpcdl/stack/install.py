@@ -83,7 +83,7 @@ def new_tree(root: Path) -> Iterator[Path]:
 
 
 def build_lock(site: Site) -> Path:
-    """The lock of whoever makes trees below this prefix."""
+    """Return the lock that is held while trees below this prefix are made."""
     return releases_folder(site) / ".build.lock"
 
 
@@ -204,7 +204,7 @@ def add_startup(stack: Path) -> None:
 
 
 def open_to_readers(root: Path) -> None:
-    """Everybody may read the tree and enter its directories, nobody but the owner may write."""
+    """Let all users read the tree and enter its directories; only the owner may write."""
     for where, _, files in os.walk(root):
         for path in (where, *(f"{where}/{name}" for name in files)):
             mode = os.lstat(path).st_mode
@@ -278,9 +278,9 @@ def require_readers(site: Site, release: Release, say: Callable[[str], None]) ->
 
 
 def _reach_faults(release: Release) -> Iterator[str]:
-    """What keeps others than the owner from a release."""
+    """Yield each reason why users other than the owner cannot use a release."""
     for directory in closed_above(release.root):
-        yield f"users cannot enter {directory}, which the release lies in"
+        yield f"users cannot enter {directory}, which contains the release"
     real = release.python.resolve()
     try:
         there = real.is_file()
@@ -293,7 +293,7 @@ def _reach_faults(release: Release) -> Iterator[str]:
     version = ".".join(release.versions.get("python", "").split(".")[:2])
     library = real.parents[1] / "lib" / f"python{version}"
     for directory in [*closed_above(real), *closed_above(library / "os.py")]:
-        yield f"users cannot enter {directory}, which its Python lies in"
+        yield f"users cannot enter {directory}, which contains its Python"
     if not real.stat().st_mode & stat.S_IXOTH:
         yield f"users cannot execute its Python {real}"
 

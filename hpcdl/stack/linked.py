@@ -249,7 +249,7 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     if not listing.stdout:
         return [f"ldd in the module: {' | '.join(listing.last_lines(3))}"], len(objects)
     resolved = _by_loader(objects, listing.stdout)
-    faults = [f"the loader said nothing of {path.name}" for path in objects if path not in resolved]
+    faults = [f"ldd printed nothing about {path.name}" for path in objects if path not in resolved]
     loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
     for path in objects:
         faults += _of_object(inside, path, resolved.get(path, {}), loaded)

@@ -124,7 +124,7 @@ def _timed(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def main(out: Path) -> None:
-    """Run every step; rank 0 writes the file at once, so that nobody reads half of it."""
+    """Run every step; rank 0 writes the file at once, so that no reader sees half of it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     seen = {"import": _timed(look), "kernel": _timed(kernel)}
     if seen["import"]["horovod"]:

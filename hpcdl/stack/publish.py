@@ -85,7 +85,7 @@ def publish(
 
     Raises:
         BadInput: there is no such release.
-        CheckFailed: the gate did not pass, the tree is not what was built, others may write it or
+        CheckFailed: the gate did not pass, the tree was changed, others may write it or
             cannot use it, or an agreement or waiver is missing; `current` stays.
     """
     release = read_release(site, release_id)
@@ -298,7 +298,7 @@ def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, E
 
 
 def _moves(site: Site, event: Event) -> dict[str, tuple[str, str]]:
-    """The partitions that get another release by it: the one they had, and that."""
+    """Return the partitions whose release changes: the old release and the new one."""
     history = read_history(site)
     before, after = shown_after(site, history), shown_after(site, [*history, event])
     had = before.chosen.partitions if before else {}
@@ -335,7 +335,7 @@ def _switch(site: Site, event: Event, before: str | None) -> None:
 
 
 def publish_lock(site: Site) -> Path:
-    """The lock of whoever prepares a publish or removes releases: for minutes."""
+    """Return the lock of a publish in preparation or a removal: held for minutes."""
     return site.paths.prefix / ".publish.lock"
 
 

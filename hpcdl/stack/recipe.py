@@ -31,7 +31,7 @@ _EACH = "resolved only, each version by itself: `hpcdl stack resolve`"
 
 @dataclass(frozen=True)
 class SourceEdit:
-    """A text that stands once in a source file, what takes its place, and why."""
+    """A text that occurs once in a source file, its replacement, and why."""
 
     name: str
     file: str
@@ -115,7 +115,7 @@ class Interpreter:
 
 
 def variant_of(archs: Sequence[str], cuda: str) -> str:
-    """What tells a module's version from others: `cpu`, or `cuda12.9-sm60` of CUDA 12.9.1 and 60.
+    """Return the suffix of a module's version: `cpu`, or `cuda12.9-sm60` of CUDA 12.9.1 and 60.
 
     `archs` are the GPUs' capabilities as digits, none for CPUs.
     """
@@ -233,7 +233,7 @@ def _horovod(
 
 
 def digest(*parts: object) -> str:
-    """Eight hex digits that stand for values; the same values always give the same digits."""
+    """Return a digest of values in eight hex digits."""
 
     def plain(value: object) -> object:
         return dict(value) if isinstance(value, Mapping) else getattr(value, "__dict__", str(value))

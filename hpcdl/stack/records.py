@@ -1,4 +1,4 @@
-"""Agreements and waivers: what a person must have said before a release is published.
+"""Agreements and waivers: what a person must accept before a release is published.
 
 The facts say which packages need which agreement and which have a known vulnerability. A site's own
 answers lie in PREFIX/records.json: who accepted what and when, why a vulnerability cannot be
@@ -32,7 +32,7 @@ DEFAULT_KIND = "accepted-risk"
 
 @dataclass(frozen=True)
 class LicenceAcceptance:
-    """An agreement that somebody accepted; `at` is a date and time in UTC."""
+    """An agreement that a person accepted; `at` is a date and time in UTC."""
 
     agreement: str
     by: str
@@ -177,7 +177,7 @@ def waive(
     known = {*facts.load("records")["weaknesses"], *known_here}
     if waiver.weakness not in known:
         raise BadInput(
-            f"no vulnerability '{waiver.weakness}' is known here",
+            f"unknown vulnerability '{waiver.weakness}'",
             hint=did_you_mean(waiver.weakness, known) or "`hpcdl stack sbom` lists them",
         )
     kinds = facts.load("records")["waiver_kinds"]
@@ -198,7 +198,7 @@ def waive(
     if not 0 <= days <= _LONGEST_DAYS:
         raise BadInput(
             f"--until is {waiver.until}, {'already past' if days < 0 else 'too far away'}",
-            hint="a waiver holds for two years at most, then somebody looks again",
+            hint="a waiver holds for two years at most; renew it then",
         )
     if not dry_run:
         _add(site, "waivers", asdict(waiver))

@@ -104,7 +104,7 @@ def release_ids(site: Site) -> list[str]:
 
 
 def is_built(site: Site, release_id: str | None) -> bool:
-    """Whether a release is there; None stands for an id that is not known yet."""
+    """Return whether a release exists; None is an id that is not known yet."""
     return bool(release_id) and (releases_folder(site) / str(release_id) / "release.json").is_file()
 
 
@@ -216,7 +216,7 @@ def _parse(root: Path) -> Release:
     if not matches:
         raise _broken(path, "was changed after the build: its seal does not match")
     if record.get("id") != root.name or not all(isinstance(record.get(k), str) for k in _TEXTS):
-        raise _broken(path, "does not describe the directory it lies in")
+        raise _broken(path, "does not describe its directory")
     try:
         parts: dict[str, Any] = {key: MappingProxyType(dict(record[key])) for key in _TABLES}
         parts |= {key: record[key] for key in _TEXTS}

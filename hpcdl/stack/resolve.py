@@ -339,7 +339,7 @@ def _check_known(name: str, version: str, where: str, names: tuple[str, ...] = C
     versions = component.known()
     if not any(map(Range(version).allows, versions)):
         raise BadInput(
-            f"{where} {component.title} {version}, which is no version that hpcdl knows",
+            f"{where} {component.title} {version}, which is not listed in hpcdl's facts",
             hint=did_you_mean(version, versions[:12]),
         )
 
@@ -356,7 +356,7 @@ def _no_wheels(gpu: Gpu | None, backend: str) -> tuple[tuple[Rule, ...], ...]:
         return ()
     row = facts.load("gpus")["machines"][gpu.figures.machine]
     wheel = next(one for one in row["packages"] if one["package"] == "tensorflow")
-    why = f"{gpu.model} stands beside {gpu.figures.machine} CPUs: {row[backend]}"
+    why = f"{gpu.model} is in nodes with {gpu.figures.machine} CPUs: {row[backend]}"
     need = Condition("tensorflow", Range(wheel["newest"]))
     return ((Rule((), need, why, wheel["source"], wheel["proof"], origin="offer"),),)
 

@@ -87,7 +87,7 @@ def _other_driver(compute: str, driver: str | None) -> str:
 
 
 def _of_other(rule: Rule, names: Mapping[str, str]) -> Rule:
-    """A rule about GPUs or drivers, said of other nodes that the build serves."""
+    """Return a rule about GPUs or drivers for other nodes that the build serves."""
 
     def renamed(condition: Condition) -> Condition:
         return replace(condition, variable=names.get(condition.variable, condition.variable))

@@ -42,7 +42,7 @@ class Range:
     text: str
 
     def allows(self, version: str) -> bool:
-        """Whether `version` lies in the range."""
+        """Return whether `version` is in the range."""
         return any(_within(part, version) for part in self.text.split(","))
 
     def describe(self) -> str:
@@ -69,7 +69,7 @@ def _words(part: str) -> str:
 
 @dataclass(frozen=True)
 class Condition:
-    """A variable lies in a range."""
+    """A variable is in a range."""
 
     variable: str
     range: Range

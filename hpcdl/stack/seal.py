@@ -101,7 +101,7 @@ def shortened(lines: Sequence[str]) -> list[str]:
 
 
 class Entry(NamedTuple):
-    """What lies at a path: its `lstat`, or of a link into a store that of its target.
+    """A path's status: its `lstat`, or for a link into a store that of its target.
 
     Paths are texts here: there are tens of thousands, and a publish waits for them.
     """
@@ -144,7 +144,7 @@ def record_release(release: Release, stores: Sequence[Path] = ()) -> Release:
 
 
 def look(release: Release) -> dict[str, Entry]:
-    """What lies in a release's trees now, by path relative to its root; nothing is read.
+    """Return the entries of a release's trees, by path relative to its root; reads no file.
 
     Raises:
         CheckFailed: it has no seal, or the seal is not the one that release.json names.
@@ -195,7 +195,7 @@ def require_integrity(release: Release, entries: Mapping[str, Entry]) -> None:
     found = check_integrity(release, full=False, entries=entries)
     if not found.ok:
         raise CheckFailed(
-            f"{release.id} is not what was built and is not published",
+            f"{release.id} was changed after the build and is not published",
             details=found.faults(),
             hint=_rebuild(release),
         )
@@ -248,14 +248,14 @@ def _entries(root: Path, stores: Sequence[Path]) -> Iterator[tuple[str, Entry]]:
 
 
 def _listed(directory: str) -> list[tuple[str, os.stat_result]]:
-    """What lies in a directory, by name; looked up from there, in two thirds of the time."""
+    """Return a directory's entries by name; relative look-ups take two thirds of the time."""
     with opened(directory, os.O_RDONLY) as here:
         names = sorted(os.listdir(here))  # noqa: PTH208 - a descriptor, not a path
         return [(name, os.lstat(name, dir_fd=here)) for name in names if name not in _NOT_SEALED]
 
 
 def _linked(where: str, status: os.stat_result, stores: tuple[str, ...]) -> Entry:
-    """What a link is; one into a store stands for what it leads to."""
+    """Return a link's entry; a link into a store counts as its target."""
     path = Path(where)
     target = str(path.readlink())
     with suppress(OSError):  # one that leads nowhere is a link as any other

@@ -315,7 +315,7 @@ def in_module(site: Site, release: Release, argv: Sequence[str | Path]) -> Comma
 def check_files(
     site: Site, release: Release, names: Collection[str] = (), *, run_there: bool = False
 ) -> list[Check]:
-    """What a release's files tell, with no GPU and no job: what they load, their device code.
+    """Check a release's files without GPU or job: what they load, their device code.
 
     `names` are the partitions that count; `run_there` says that jobs try kernels on their GPUs.
     """
@@ -333,7 +333,7 @@ def check_files(
 
 
 def _of_faults(name: str, faults: Sequence[str], sound: str, start: float) -> Check:
-    """A check of files: its faults, or what is said where there is none."""
+    """Return a check of files: its faults, or the text for none."""
     detail = "; ".join(faults[:10]) or sound
     return Check(name, not faults, detail, round(time.monotonic() - start, 2))
 

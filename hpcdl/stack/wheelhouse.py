@@ -141,7 +141,7 @@ def digest_of(file: str) -> str | None:
 
 
 def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:
-    """Where the wheelhouse of a recipe lies, whether or not it is there yet."""
+    """Return the directory of a recipe's wheelhouse, whether or not it exists."""
     key = digest(recipe.requirements, python.minor, pins(recipe.tensorflow, python.minor))
     return wheels_cache() / f"{recipe.package}-{recipe.tensorflow}-{python.tag}-{key}"
 
@@ -178,8 +178,8 @@ def _require_known(
         raise MissingPrerequisite(
             f"{len(wrong)} of the wheels in {folder} are not those of PyPI; none is installed",
             details=wrong[:10],
-            hint=f"an index, a mirror or somebody has changed them: check pip.conf, remove {folder}"
-            " if it is there, then build again",
+            hint="the package index, a mirror or a person changed them: check pip.conf, remove "
+            f"{folder} if it is there, then build again",
         )
 
 
@@ -247,7 +247,7 @@ def _download(recipe: Recipe, python: Interpreter, program: Path, target: Path, 
         timeout=_FETCH_SECONDS,
         hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; what "
         f"`packages:` in site.yaml asks for must have wheels and agree with {recipe.package} "
-        f"{recipe.tensorflow} and what goes with it",
+        f"{recipe.tensorflow} and its dependencies",
         tied=True,
     )
 
@@ -297,7 +297,7 @@ def is_checkout() -> bool:
 
 
 def own_files() -> Iterator[tuple[str, Path]]:
-    """Every file of hpcdl: its path inside a wheel, and where it lies now; sorted."""
+    """Return every file of hpcdl: its path in a wheel and its path now; sorted."""
     found = {f"hpcdl/{name}": path for name, path in _files(_PACKAGE)}
     if is_checkout():
         for folder in _FOLDERS:
@@ -324,7 +324,7 @@ def own_digest() -> str:
 
 
 class SourcesChanged(Exception):
-    """Somebody edited hpcdl while it was being packed."""
+    """hpcdl was edited while it was packed."""
 
 
 def with_own(own: str, make: Callable[[str], _T]) -> _T:
@@ -334,7 +334,7 @@ def with_own(own: str, make: Callable[[str], _T]) -> _T:
             return make(own)
         own = own_digest()
     raise MissingPrerequisite(
-        "hpcdl's own files keep changing", hint="build when nobody edits them"
+        "hpcdl's own files keep changing", hint="build again when the edits are done"
     )
 
 

@@ -70,14 +70,14 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._calls = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Give callbacks what they had noted when the checkpoint was written."""
+        """Restore the state of callbacks that the checkpoint holds."""
         for callback in self._fitting.callbacks:
             vars(callback).update(self._training.callback_states.get(type(callback).__name__, {}))
         self._begun = time.perf_counter()
         self._waited = float(self._fitting.waited)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Leave out of a step what lies between epochs."""
+        """Leave the time between epochs out of a step."""
         self._begun = time.perf_counter()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -151,7 +151,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         return bool(wanted and not (at_end and self._fitting.callbacks))
 
     def _note(self, steps: Any, losses: list[float], called: float, saved: float) -> None:
-        """Keep the samples: what lies between the steps of a call is shared out among them."""
+        """Keep the samples: the time between the steps of a call is shared among them."""
         fitting, samples = self._fitting, self._training.samples
         count, now = len(steps), time.perf_counter()
         waited = float(fitting.waited)

@@ -138,7 +138,7 @@ class StepWatchdog:
                 self._end()
 
     def _is_stuck(self) -> bool:
-        """Whether the time is over and no rank has said since that it is at work."""
+        """Return whether the time is over and no rank has reported progress since."""
         if time.monotonic() - self._alive_at <= self._limit:
             return False
         try:

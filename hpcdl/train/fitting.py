@@ -353,12 +353,12 @@ def clear_errors(source: DataSource) -> Iterator[None]:
             "Keras cannot train this model on these data",
             details=where,
             hint="the model's outputs, the loss, the metrics and the labels must fit; "
-            "`model.fit` in plain Keras says the same",
+            "`model.fit` in plain Keras fails, too",
         ) from fault
 
 
 def channels_first(options: TrainOptions) -> bool:
-    """Whether images lie channel by channel: pays for fp32 on GPUs without tensor cores."""
+    """Return whether to store images channel by channel: faster for fp32 without tensor cores."""
     gpus = tf.config.get_visible_devices("GPU")
     if options.layout == "nchw" and not gpus:
         print("no GPU here: --layout nchw is for GPUs, nhwc is used", file=sys.stderr, flush=True)

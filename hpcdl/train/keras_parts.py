@@ -25,7 +25,7 @@ _WRITERS = {"ModelCheckpoint", "CSVLogger", "TensorBoard", "BackupAndRestore", "
 _EPOCHWISE = {"EarlyStopping", "ReduceLROnPlateau", "CSVLogger", "LearningRateScheduler"}
 _PASSING = {"Flatten", "Reshape", "Permute", "Dropout", "Cropping1D", "Identity", "InputLayer"}
 _SURE = (
-    "say it: --set loss.from_logits=true (the model gives logits), "
+    "choose one: --set loss.from_logits=true (the model gives logits), "
     "or --set loss.from_logits=false (it gives probabilities)"
 )
 
@@ -190,7 +190,7 @@ def _rate(options: TrainOptions, numbers: RunNumbers) -> Any:
 
 
 def last_activation(model: Any, output: int = 0) -> str | None:
-    """Return the name of the activation that an output ends in; None where nothing says it."""
+    """Return the name of the activation that an output ends in; None if it is unknown."""
     outputs = getattr(model, "outputs", None)
     if not outputs:
         layers = getattr(model, "layers", None) if _is_sequential(model) else None
@@ -271,9 +271,9 @@ def _usual_loss(spec: Any, outputs: Sequence[Any], task: str) -> str:
         return "sparsecategoricalcrossentropy"
     labels = f"labels are {spec.dtype.name} of shape {tuple(spec.shape)}"
     raise BadInput(
-        f"{labels}: nothing says which loss is meant"
+        f"{labels}: choose the loss"
         if len(outputs) == 1
-        else f"the model has {len(outputs)} outputs: nothing says which losses are meant",
+        else f"the model has {len(outputs)} outputs: choose the losses",
         hint="--loss: meansquarederror for regression, categoricalcrossentropy for one-hot or "
         "soft labels, binarycrossentropy for several yes or no; or compile the model",
     )
@@ -332,9 +332,13 @@ def _one_loss(name: str, arguments: dict[str, Any], activation: str | None) -> A
         return make(module, module.Loss, "--loss", name, {**arguments, "from_logits": True})
     if activation == fits:
         return probe
-    ends = f"the model ends in '{activation}'" if activation else "the last layer does not say"
+    ends = (
+        f"the model ends in '{activation}'"
+        if activation
+        else "the last layer's activation is unknown"
+    )
     raise BadInput(
-        f"{ends} whether outputs are logits: {kind.__name__} takes '{fits}' or no activation",
+        f"{ends}; are outputs logits? {kind.__name__} takes '{fits}' or no activation",
         hint=_SURE,
     )
 

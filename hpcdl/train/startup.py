@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks; gets TensorFlow and Horovod into it cheaply.
+"""This process's place among the ranks; imports TensorFlow and Horovod cheaply.
 
 Its place and its share of the node are read from the launcher's environment only (Open MPI, srun,
 PMI), before any MPI call: thread counts and visible GPUs must be set before TensorFlow is imported.

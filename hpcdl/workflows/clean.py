@@ -77,7 +77,7 @@ def clean(
     gb: float | None = None,
     dry_run: bool = False,
 ) -> list[Item]:
-    """Remove what is too old or too much, or only tell.
+    """Remove what is too old or too much, or only list it.
 
     `names` are kinds, all by default; `days` and `gb` stand in for the site's and each kind's own.
 
@@ -113,7 +113,7 @@ def _limited(site: Site, kind: CleanedKind, days: float | None, gb: float | None
 
 
 def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
-    """Keep builds and publishes out of what is theirs; who is at work, where somebody is."""
+    """Lock out builds and publishes; return who is at work, if any."""
     wheels = wheels_cache()
     places = (build_lock(site), wheels / ".lock", wheels / ".horovod.lock", wheels / ".cuda.lock")
     try:

@@ -235,7 +235,7 @@ def _accounting(role: str, here: Here) -> Need | None:
     if isinstance(here.cluster, HpcdlError):
         return None
     found = "slurmdbd" if here.cluster.accounting else None
-    without = "without slurmdbd there are no `job usage` and no memory of old jobs"
+    without = "without slurmdbd, `job usage` does not work and old jobs are forgotten"
     return Need(role, "accounting", False, found, "", "" if found else without)
 
 

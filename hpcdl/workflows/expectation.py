@@ -126,7 +126,7 @@ class Data(NamedTuple):
 
 
 def expect(site: Site, spec: JobSpec) -> Expectation | None:
-    """What a job should reach; None where nothing says so. Never fails."""
+    """Return what a job should reach; None if that is unknown. Never fails."""
     with suppress(*_UNUSABLE):
         nodes, layout = plan_on(site, spec)
         training = training_of(spec.program, layout.world_size, spec.data)
@@ -342,9 +342,9 @@ def compare(
     more = ""
     if measured < expectation.low * (1 - MARGIN):
         verdict, phrase = "slower", "slower than expected"
-        more = "; its shares above say where the time went; `hpcdl check run` tests the nodes"
+        more = "; its shares above show where the time went; `hpcdl check run` tests the nodes"
         if expectation.proof == "doubtful":
-            more = "; but no run like it was known, so the expectation was a rough one"
+            more = "; but no similar run was known, so the expectation was rough"
     elif measured > expectation.high * (1 + MARGIN):
         verdict, phrase = "faster", "faster than expected"
         more = "; the next jobs are expected to be like this one"

@@ -114,7 +114,7 @@ def read_script(site: Site, text: str) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _loaded_by(site: Site) -> Callable[[Use], Iterator[str]]:
-    """Tells which releases the loads of a job mean, or meant when they ran."""
+    """Return a function for the releases that a job loads, or loaded when it ran."""
     releases, events = sound_releases(site), read_history(site)
     times = sorted(event.at for event in events)
 

@@ -64,7 +64,7 @@ def targets(site: Site, partition: str | None = None) -> tuple[StackTarget, ...]
         for target in _of_stack(site, name, partition)
     ]
     if left:
-        note = "none of the site's stacks names them: their jobs load what the others have"
+        note = "no stack names these partitions: their jobs load what is published for others"
         stack_targets.append(StackTarget("", "", left, None, built=False, notes=(note,)))
     return tuple(stack_targets)
 
@@ -206,7 +206,7 @@ class SitePlan:
 
     @property
     def blocked(self) -> bool:
-        """Whether a stack cannot be had at all."""
+        """Return whether a stack cannot be built at all."""
         return any(stack.target.blocked for stack in self.stacks)
 
 

@@ -14,11 +14,11 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(1500)]
 LOSS = 1e-5
 HALF = 5e-3  # of what is computed in 16 bits, in another order
 REFUSED = {
-    "labels that are fractions": "nothing says which loss is meant",
-    "labels of a pipeline that are fractions": "nothing says which loss is meant",
+    "labels that are fractions": "choose the loss",
+    "labels of a pipeline that are fractions": "choose the loss",
     "fractions and a loss of classes": "takes the numbers of classes, integers",
     "reshuffled pipeline": "its elements in another order each time",
-    "one-hot and a loss of numbers": "nothing says which loss is meant",
+    "one-hot and a loss of numbers": "choose the loss",
     "sigmoid and a loss of classes": "the model ends in 'sigmoid'",
     "relu at the end": "the model ends in 'relu'",
     "a model that says nothing": "--set loss.from_logits=true (the model gives logits), or",

@@ -122,7 +122,7 @@ def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path):
     ("answer", "headline"),
     [
         (GateAnswer(0, (), 0), "Gate closed: there is no history"),
-        (GateAnswer(0, (), 4), "Gate closed: there is no series of late"),
+        (GateAnswer(0, (), 4), "Gate closed: there is no recent series"),
         (GateAnswer(4, (), 4), "Gate open: 4 series"),
     ],
 )

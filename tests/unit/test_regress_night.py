@@ -163,7 +163,7 @@ def test_a_report_is_of_the_newest_run_that_has_verdicts(hpcdl):
 
 def test_it_is_said_when_nothing_was_measured_that_could_be_proposed():
     assert "no night of the release" in proposals_text(Drafts((), (), nights=False))
-    assert "has its reference" in proposals_text(Drafts((), ()))
+    assert "has a reference" in proposals_text(Drafts((), ()))
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null", '{"runs": null}'])

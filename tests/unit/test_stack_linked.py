@@ -122,7 +122,7 @@ def test_an_object_of_which_the_loader_says_nothing_is_named(packages, release):
     def others(argv):
         return loader([one for one in argv if one != left_out])
 
-    assert "the loader said nothing of mpi_lib.so" in library_faults(release, others)[0]
+    assert "ldd printed nothing about mpi_lib.so" in library_faults(release, others)[0]
 
 
 def test_a_module_that_does_not_load_says_why(release):

@@ -582,7 +582,7 @@ LAYOUT = a_result(1, 8.0)["layout"]
         ),
         (
             {"samples": {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}},
-            "says of no step where its time went",
+            "does not split the time of any step",
         ),
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, str) else "",

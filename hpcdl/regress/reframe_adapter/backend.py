@@ -151,7 +151,7 @@ class HpcdlSlurm(SlurmJobScheduler):
         _tell(job, "SUBMITTED")
 
     def poll(self, *jobs: HpcdlJob | None) -> None:
-        """Learn how jobs stand."""
+        """Update the state of the jobs."""
         _leave_with_parent()
         for job in jobs:  # not too often: slurmctld serves others too
             now = time.monotonic()
@@ -330,7 +330,7 @@ def _tell(job: HpcdlJob, state: str, why: str = "") -> None:
 
 
 def job_record(job: HpcdlJob) -> dict[str, Any]:
-    """What Slurm said of a job last, as verdicts have it; nothing before it said anything."""
+    """Return Slurm's last record of a job, as verdicts have it; empty before there is one."""
     record = job.record
     if record is None:
         return {}

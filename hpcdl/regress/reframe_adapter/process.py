@@ -78,7 +78,7 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class Session:
-    """What ReFrame tells of a run: each case as often as it ran, and what it left out.
+    """What ReFrame reports of a run: each case as often as it ran, and what it left out.
 
     `left_out` are faults of the run, `notes` what is only told. `selected` is the number of cases;
     None when ReFrame did not get so far.

@@ -106,7 +106,7 @@ def _neutral(original: Any, task: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _case(check: Any, partition: Any, environ: Any) -> dict[str, str]:
-    """What tells a case from others in ReFrame's report."""
+    """Return the key of a case in ReFrame's report."""
     return {"check": check.unique_name, "partition": partition.name, "environ": environ.name}
 
 

@@ -37,7 +37,7 @@ class Attached:
 
 
 def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
-    """The directory of which a report may show files, None where it cannot be told.
+    """The directory of which a report may show files, None if it is unknown.
 
     `named` is what the verdicts were read from; `runs` is where the site's runs lie: verdicts that
     were copied away may name one of these.
@@ -71,7 +71,7 @@ def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached
         (Path(path).relative_to(one) for one in above if Path(path).is_relative_to(one)), None
     )
     if directory is None or inside is None or not inside.parts or ".." in inside.parts:
-        return Attached(path, "", "it does not lie in the run's directory")
+        return Attached(path, "", "it is not in the run's directory")
     try:
         with _opened(directory, inside) as (descriptor, refusal):
             return Attached(path, "", refusal) if refusal else Attached(path, *_cut(descriptor))

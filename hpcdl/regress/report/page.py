@@ -118,7 +118,7 @@ def night_page(
 
 
 def embedded_json(value: object) -> str:
-    """JSON that may stand inside a script element: inert, without '<', '>' and '&'."""
+    """Return JSON that is safe inside a script element: without '<', '>' and '&'."""
     text = json.dumps(inert_values(value), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -320,7 +320,7 @@ def _row(verdict: Mapping[str, Any]) -> Row:
 
 
 def change_text(value: float | None, reference: float | None) -> str:
-    """How far a value lies from its reference, '' where nobody knows."""
+    """Return how far a value is from its reference, '' if that is unknown."""
     return signed(value / reference - 1) if value is not None and reference else ""
 
 

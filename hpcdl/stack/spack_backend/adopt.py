@@ -1,4 +1,4 @@
-"""Makes a release of an environment that Spack has installed, whoever installed it and where.
+"""Makes a release of an environment that Spack has installed, by any user and in any place.
 
 `plan_adoption` reads the lock file; `adopt` asks Spack what is installed, links it all into one
 view, and adds hpcdl and the records. `stack build --backend spack` ends here as well. Nothing is

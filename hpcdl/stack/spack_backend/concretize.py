@@ -111,7 +111,7 @@ def site_work(site: Site, wanted: SpackEnvironment, where: Path, partition: str)
 
 
 def render_work(work: SpackWork) -> None:
-    """Write what changed; a site's directory also gets the recipes, so that it stands alone."""
+    """Write what changed; a site's directory also gets the recipes, so that it is complete."""
     if work.site is not None:
         with explain_os_errors(work.root):
             for part in _PARTS:
@@ -136,7 +136,7 @@ def shipped_recipes() -> dict[str, str]:
 def concretize(
     root: Path, wanted: SpackEnvironment, say: Say, *, time_limit: float | None = None
 ) -> Solved:
-    """Let Spack solve an environment below `root`; its lock file lies beside its spack.yaml.
+    """Let Spack solve an environment below `root`; its lock file is beside its spack.yaml.
 
     Raises:
         MissingPrerequisite: no Spack.

@@ -135,7 +135,7 @@ def installed(spack: Spack, environment: Path) -> set[str]:
 
 
 def _mark_installed(done: Path, targets: list[str], hashes: set[str]) -> None:
-    """Tell make what is installed. All marks are of one age, older than what make will make."""
+    """Mark for make what is installed. All marks are of one age, older than what make will make."""
     with explain_os_errors(done):
         shutil.rmtree(done, ignore_errors=True)
         for target in targets:

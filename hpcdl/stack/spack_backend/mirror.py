@@ -40,7 +40,7 @@ class MirrorSource:
     licence: str | None
 
     def find(self, mirror: Path) -> Path | None:
-        """Where it lies in a mirror; None where it is not there."""
+        """Return the file's path in a mirror; None if it is missing."""
         kept = mirror / "_source-cache"
         if self.sha256:
             found = (kept / "archive" / self.sha256[:2]).glob(f"{self.sha256}*")

@@ -132,7 +132,7 @@ def require_unlocked(environment: Path) -> None:
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock file: `environment` is the directory it lies in, `specs` are by hash."""
+    """A lock file: `environment` is its directory, `specs` are by hash."""
 
     environment: Path
     roots: tuple[Mapping[str, str], ...]

@@ -47,7 +47,7 @@ _IMPORTS = {"jinja2": "py-jinja2", "yaml": "py-pyyaml", "shtab": "py-shtab", "nu
 
 @dataclass(frozen=True)
 class Built:
-    """One package of an environment, as Spack tells it (spack/inventory.py)."""
+    """One package of an environment, as Spack describes it (spack/inventory.py)."""
 
     name: str
     version: str
@@ -86,7 +86,7 @@ def inventory(spack: Spack, environment: Path) -> Inventory:
 
 
 def environment_text(lock: Lock, found: Inventory) -> str:
-    """The release's own spack.yaml: the same roots, its view, and where everything lies."""
+    """The release's own spack.yaml: the same roots, its view, and all directories."""
     specs = "\n".join(f"  - {json.dumps(root['spec'])}" for root in lock.roots)
     repos = "\n".join(f"    {name}: $env/{place}" for name, place in _copied(lock, found).items())
     padding = f", padded_length: {found.padded}" if found.padded else ""
@@ -149,7 +149,7 @@ def require_imports(root: Path, environment: Path) -> None:
     missing = [_IMPORTS[name] for name in run(argv, directory=Path("/")).stdout.split()]
     if missing:
         raise MissingPrerequisite(
-            f"the environment {environment} lacks what hpcdl needs: {', '.join(missing)}",
+            f"the environment {environment} lacks packages that hpcdl needs: {', '.join(missing)}",
             hint=f"spack -e {environment} add {' '.join(missing)}, then `spack install`",
         )
 
@@ -201,7 +201,7 @@ def _settings(exports: str) -> Iterator[tuple[str, Any]]:
 
 
 def require_readable(packages: Iterable[Built]) -> None:
-    """CheckFailed unless what the view links to is as in releases: readable, written by nobody."""
+    """CheckFailed unless what the view links to is as in releases: readable, not writable."""
     prefixes = [one.prefix for one in packages if not one.external and one.installed]
     faults = [fault for prefix in prefixes for fault in mode_faults(prefix)]
     if faults:

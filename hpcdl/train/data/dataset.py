@@ -75,7 +75,7 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """A short digest of the shards, wherever they lie."""
+        """Return a short digest of the shards, independent of their directory."""
         shards = sorted(shard.sha256 + shard.name for one in self.splits.values() for shard in one)
         return hashlib.sha256("".join(shards).encode()).hexdigest()[:16]
 
@@ -217,7 +217,7 @@ def made_before(folder: Path, request: Mapping[str, Any]) -> Dataset | None:
 
 
 def read_request(path: Path) -> Any:
-    """What was asked, as JSON values; None where it is not said, or the file is damaged."""
+    """What was asked, as JSON values; None if it is missing, or the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         return json.loads(path.read_text())
     return None

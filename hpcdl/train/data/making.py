@@ -118,7 +118,7 @@ def _make(
 
 
 def example(**features: bytes | int | Sequence[int] | str) -> bytes:
-    """A serialized tf.train.Example; `__` in a name stands for `/`."""
+    """A serialized tf.train.Example; `__` in a name means `/`."""
     made = {name.replace("__", "/"): _feature(value) for name, value in features.items()}
     whole = tf.train.Example(features=tf.train.Features(feature=made))
     return bytes(whole.SerializeToString(deterministic=True))

@@ -122,7 +122,7 @@ class CellMeasured:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Scores by name; one that is no number, as of classes that nobody saw, is none."""
+        """Return scores by name; one that is no number, as of unseen classes, is left out."""
         found: Mapping[str, Any] = self.result["summary"]["metrics"]
         return {name: value for name, value in found.items() if value is not None}
 
@@ -181,7 +181,7 @@ class Findings:
 
 
 def collect(plan: Plan, run_statuses: Sequence[RunStatus]) -> Findings:
-    """Read every cell's result; `run_statuses` is how each cell's point stands."""
+    """Read every cell's result; `run_statuses` has each cell's status."""
     stand = {one.point.id: one for one in run_statuses}
     found = [_look(plan, cell, stand[cell.point.id]) for cell in plan.cells]
     missing = tuple(one for one in found if isinstance(one, MissingResult))
@@ -213,7 +213,7 @@ def note_machine(plan: Plan) -> None:
 
 
 def _machine(plan: Plan) -> tuple[int, float]:
-    """Cores, and the load average, when the study was queued; where nobody queued it, those here.
+    """Cores, and the load average, when the study was queued; else those of this machine.
 
     A damaged note is a `BadInput`: efficiencies would be wrong.
     """
@@ -225,7 +225,7 @@ def _machine(plan: Plan) -> tuple[int, float]:
         return int(noted["cores"]), float(noted["load"])
     except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as fault:
         raise BadInput(
-            f"{path} is damaged: it had the cores of the machine that ran the study",
+            f"{path} is damaged: it records the cores of the machine that ran the study",
             hint='write {"cores": N, "load": 0} to it, or remove it if that is this machine',
         ) from fault
 
@@ -253,7 +253,7 @@ def _look(plan: Plan, cell: Cell, standing: RunStatus) -> CellMeasured | Missing
 
 
 def _why(folder: Path, log: Path) -> str:
-    """What the program said of its failure, else the last line of the job's log."""
+    """Return the program's reason for its failure, else the last line of the job's log."""
     if reason := at(RESULT.find(folder), "outcome", "reason"):
         return str(reason)
     if not log.exists():
@@ -277,7 +277,7 @@ def _measured(plan: Plan, cell: Cell, folder: Path) -> CellMeasured:
         raise BadInput(f"{record.path} holds no measured step")
     parts = {name: fmean(samples[name][skip:]) for name in PARTS}
     if not sum(parts.values()) > 0:
-        raise BadInput(f"{record.path} says of no step where its time went")
+        raise BadInput(f"{record.path} does not split the time of any step")
     rates = tuple(n / s for n, s in zip(images, pure, strict=True))
     if "asynchronous" in result:  # steps are handed out ahead: only their mean says anything
         rates = (sum(images) / sum(pure),)

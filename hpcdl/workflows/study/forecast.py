@@ -143,7 +143,7 @@ def _sharing(findings: Findings, base: CellMeasured, gpus: int) -> float:
 
 
 def _exchange(findings: Findings, base: CellMeasured, gpus: int) -> float | None:
-    """Bus bandwidth in GB/s between `gpus` ranks on shared cores; None where nothing says it."""
+    """Bus bandwidth in GB/s between `gpus` ranks on shared cores; None if it is unknown."""
     teachers = _teachers(findings)
     if not teachers or gpus < 2:
         return None

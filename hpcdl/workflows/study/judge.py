@@ -71,7 +71,9 @@ def _verdict(
     ok, text = _RULES[rule.rule](Evidence(rule, findings, relevant, measured))
     missing = _missing(rule, findings) if ok else []
     if missing:
-        return RuleVerdict(rule, None, f"{text}; not known, for these are missing: {_few(missing)}")
+        return RuleVerdict(
+            rule, None, f"{text}; undecided, because these are missing: {_few(missing)}"
+        )
     return RuleVerdict(rule, ok, text)
 
 
@@ -160,7 +162,7 @@ def _gap(one: CellMeasured, other: CellMeasured) -> tuple[float, float]:
 
 
 def _overlap(one: CellMeasured, other: CellMeasured) -> bool:
-    """Whether the steps of the two lie in part in the same range (5th to 95th percentile)."""
+    """Return whether the ranges of the two's steps overlap (5th to 95th percentile)."""
     return one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
 
 

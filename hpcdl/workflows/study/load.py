@@ -112,7 +112,7 @@ def _check_meaning(document: Document, values: dict[str, Any]) -> None:
         for name, data in scale["data"].items():
             place = (*where, "data", name)
             if data["kind"] == "given" and not data["path"]:
-                fault.at(place, f"'{name}' is given, but not where", "say its `path`")
+                fault.at(place, f"'{name}' is given, but not where", "give its `path`")
             if "count" in data["options"]:
                 fault.of_counts((*place, "options", "count"), "count", data["options"]["count"])
         everywhere |= keys
@@ -272,7 +272,7 @@ def _study(values: dict[str, Any], path: Path) -> model.Study:
 
 
 def _frozen(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with tuples for lists; what lies deeper is left alone, but for mappings."""
+    """The values with tuples for lists; deeper values stay as they are, except mappings."""
     return {
         key: tuple(value)
         if isinstance(value, list)

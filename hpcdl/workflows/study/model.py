@@ -17,7 +17,7 @@ Values = Mapping[str, str]
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: `kind` says who makes it, `path` where a given one lies."""
+    """A data set: `kind` says who makes it, `path` is that of a given one."""
 
     name: str
     kind: str

@@ -85,7 +85,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Plan:
-    """A scale of a study on a site, and where its files lie."""
+    """A scale of a study on a site, and the directory of its files."""
 
     study: Study
     scale: Scale
@@ -171,7 +171,7 @@ def make_plan(
 
 
 def data_folder(site: Site, data: DataSet) -> Path:
-    """Where a data set lies: made ones below WORK, shared by studies that ask for the same."""
+    """Return a data set's directory; generated ones are in WORK, shared by studies."""
     if data.kind == "given":
         return site.paths.datasets / data.path
     return site.paths.work / "studies" / "data" / f"{data.name}-{_digest(data.kind, data.options)}"

@@ -327,7 +327,7 @@ def _row_of(findings: Findings, values: Values, asked: StudyTable) -> tuple[str,
 
 
 def _value_of(one: CellMeasured, name: str) -> float | None:
-    """A measurement's value for a table; None where its job had none."""
+    """A measurement's value for a table; None if its job has none."""
     if name == "accuracy":
         return one.metrics.get(name)
     if name == "staleness":
