@@ -312,7 +312,7 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     add("--runs", type=at_least(1), default=1, metavar="N", help="run every check N times (1)")
     add("--explain", action="store_true", help="say what the pipeline will do, and write nothing")
     add("--command", default="", metavar="PATH", help="hpcdl executable to run (default: this one)")
-    add("--notify", default="", metavar="FILE", help="whom the gate tells what has changed")
+    add("--notify", default="", metavar="FILE", help="whom the gate notifies of changes")
     add("--on-failure", default="", metavar="UNIT", help="systemd: unit to start after a failure")
     add("--mail-type", default="", metavar="TYPE", help="scrontab: when Slurm mails, such as FAIL")
     add("--mail-user", default="", metavar="ADDRESS", help="scrontab: whom Slurm mails")

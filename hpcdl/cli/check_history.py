@@ -105,7 +105,7 @@ def _gate_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--name", action="append", default=[], metavar="NAME", help="only this check")
     add("--all", action="store_true", help="list every finding, not only their causes")
-    add("--notify", type=Path, metavar="FILE", help="tell those whom FILE names what has changed")
+    add("--notify", type=Path, metavar="FILE", help="notify the people in FILE of what has changed")
     add("--page", type=Path, metavar="FILE", help="with --notify: a page to attach to mails")
     history_option(parser)
 
@@ -115,7 +115,9 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.show import gate_text
 
     if args.notify and (args.partition or args.name):
-        raise BadInput("--notify tells of the whole site", hint="leave --partition and --name out")
+        raise BadInput(
+            "--notify reports on the whole site", hint="leave --partition and --name out"
+        )
     addressees = read_addressees(args.notify) if args.notify else None
     site = the_site(args)
     named = site.by_groups(args.partition) if args.partition else ()
@@ -124,7 +126,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     show(args, answer.as_data(), gate_text(answer, every=args.all))
     if addressees is not None:
         for line in tell(site.name, answer, addressees, args.page):
-            print(f"not told: {line}", file=sys.stderr)
+            print(f"not notified: {line}", file=sys.stderr)
     return ExitCode.OK if answer.open else ExitCode.NO
 
 

@@ -27,7 +27,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--days",
         type=at_least(0),
         metavar="COUNT",
-        help="what is older goes (default: the site's or kind's)",
+        help="remove what is older than this (default: the site's or kind's)",
     )
     parser.add_argument(
         "--gb",

@@ -64,7 +64,7 @@ def jupyter_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"port on your own computer ({_PORT})",
     )
-    add("--login", metavar="HOST", help="login node as your computer knows it (default: this one)")
+    add("--login", metavar="HOST", help="login node's name on your computer (default: this one)")
 
 
 def jupyter(args: argparse.Namespace) -> ExitCode:

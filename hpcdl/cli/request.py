@@ -168,7 +168,7 @@ def _variable(text: str) -> str:
     name, sign, value = text.partition("=")
     if sign:
         if looks_secret(name):
-            message = f"note: others of this machine may have seen {name} on the command line"
+            message = f"note: other users of this machine may have seen {name} on the command line"
             print(
                 f"{message}; `--env {name}` takes it from your environment, or asks",
                 file=sys.stderr,

@@ -46,7 +46,7 @@ STEPS = (
     ),
     TourStep(
         "a data set: 1,797 handwritten digits as TFRecords",
-        "It is made here, so nothing is downloaded; checksums tell when it is damaged.",
+        "It is made here, so nothing is downloaded; checksums show when it is damaged.",
         "hpcdl data make digits {datasets}/digits",
     ),
     TourStep(
@@ -58,7 +58,7 @@ STEPS = (
     ),
     TourStep(
         "a reference: throughput of the healthy cluster",
-        "Several runs tell how much it scatters; that sets the bound of the nightly check.",
+        "Several runs show how much it scatters; that sets the bound of the nightly check.",
         "hpcdl check references measure --partition p100 --tag smoke --name throughput"
         " --if-missing",
     ),
@@ -96,7 +96,10 @@ def _run(args: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     asks = not (args.yes or args.dry_run)
     if asks and not (sys.stdin and sys.stdin.isatty()):
-        raise BadInput("nobody can press Enter here", hint="hpcdl tour --yes does not wait for it")
+        raise BadInput(
+            "there is no terminal to press Enter in",
+            hint="use `hpcdl tour --yes`, which does not wait for Enter",
+        )
     if asks:
         print("Enter runs the command that is shown; Ctrl-C ends the tour.")
     begun = time.monotonic()

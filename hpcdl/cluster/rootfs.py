@@ -113,8 +113,8 @@ def check(release: str) -> None:
         raise MissingPrerequisite(message, hint="an empty one is enough: touch /etc/hosts")
     if find(release) is None:
         if wanted.series not in releases():
-            message = f"no suite of Debian is known to have Slurm {release}"
-            raise BadInput(message, hint=f"known are {', '.join(releases())}")
+            message = f"no Debian suite is known to have Slurm {release}"
+            raise BadInput(message, hint=f"known releases: {', '.join(releases())}")
         _check_tools()
 
 

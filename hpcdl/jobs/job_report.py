@@ -29,7 +29,7 @@ _ADVICE = {
     "input": "input-bound: {share} of each step waits for data; {cpus}",
     "communication": "communication-bound: {share} of each step waits for gradients; use larger "
     "batches per GPU, fp16 compression, or fewer nodes",
-    "checkpoint": "{share} of the time goes into checkpoints; write them less often",
+    "checkpoint": "{share} of the time is spent on checkpoints; write them less often",
     "other": "{share} of each step is spent outside the model; look at the profile (--profile)",
 }
 _WORTH_ADVICE = 0.15

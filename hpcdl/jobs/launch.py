@@ -172,8 +172,8 @@ def check_trust(site: Site, spec: JobSpec) -> None:
     """Raise BadInput for TensorFlow's server, unless the network is declared to be trusted."""
     if LAUNCHERS[spec.launcher].server and not (spec.trusted_network or site.trusted_network):
         raise BadInput(
-            f"the launcher '{spec.launcher}' opens TensorFlow's server, which asks nobody for a "
-            "password: whoever reaches its port runs code as you",
+            f"the launcher '{spec.launcher}' opens TensorFlow's server, which has no "
+            "password: anyone who can reach its port can run code as you",
             hint="use --launcher horovod; or --trusted-network, where all who reach the nodes' "
             "ports are trusted",
         )

@@ -96,7 +96,7 @@ _ROWS = (
     Launcher("multiworker", "srun, with TF_CONFIG for tf.distribute", server=True),
     Launcher(
         "plain",
-        "srun, for many processes that know nothing of each other",
+        "srun, for independent processes",
         gpu_each=False,
         apart=True,
         openmp=True,

@@ -133,7 +133,7 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     alone = spec.trusted_network or row.server
     _check_nodes(site, partition, nodes, gpus)
     if alone and not site.slurm.exclusive:
-        message = f"'{site.name}' gives no nodes for one job alone, which TensorFlow's server needs"
+        message = f"'{site.name}' gives no job nodes of its own, which TensorFlow's server needs"
         raise BadInput(message, hint="use --launcher horovod")
     if row.one_process and nodes > 1:
         message = f"the launcher '{row.name}' runs one process, not one on each of {nodes} nodes"
@@ -156,7 +156,7 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
     if spec.tasks is None:
         return spec
     if partition.gpu and LAUNCHERS[spec.launcher].gpu_each:
-        hint = "use --gpus N; or --launcher plain or mpi, whose processes need no GPU each"
+        hint = "use --gpus N; or --launcher plain or mpi, whose processes do not each need a GPU"
         raise BadInput(f"--tasks on '{partition.name}': a rank has one GPU", hint=hint)
     cpus = spec.cpus_per_task or partition.threads_per_core
     most = spec.tasks_per_node or partition.cpus // cpus

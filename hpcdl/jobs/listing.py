@@ -166,11 +166,11 @@ def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
 
 
 def _unsettled(begun: Unsettled) -> Listed:
-    state, description = "NOT QUEUED", "Slurm never took it: submit it again"
+    state, description = "NOT QUEUED", "Slurm never accepted it: submit it again"
     if not begun.dead:
         left = duration(max(0.0, begun.since + SETTLED_SECONDS - time.time()))
         state = "UNCONFIRMED"
-        description = f"Slurm did not tell whether it took it: look again within {left}, or submit "
+        description = f"Slurm did not confirm the submission: look again within {left}, or submit "
         description += "it again, which looks"
     return _listed(None, state, description, begun.since, begun.folder, begun.asked)
 

@@ -258,7 +258,7 @@ def _warned(spec: JobSpec, layout: Layout) -> int:
     if spec.signal_before > most and spec.signal_before != SIGNAL_SECONDS:
         raise BadInput(
             f"--signal-before {spec.signal_before}: a job of {count_of(layout.minutes, 'minute')} "
-            "would be told in the first half of its time",
+            "would get the signal in the first half of its time",
             hint=f"ask for more --time, or for at most --signal-before {most or 'none'}",
         )
     return min(spec.signal_before, most)

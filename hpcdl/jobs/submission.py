@@ -327,7 +327,7 @@ def require_this_cluster(one: Submission) -> Submission:
 
 def of_another_cluster(submission: Submission) -> BadInput:
     """The error for a job that the Slurm that is asked does not have."""
-    message = f"job {submission.job_id} of {submission.folder} is not of the cluster that is asked"
+    message = f"job {submission.job_id} of {submission.folder} belongs to another cluster"
     hint = "SLURM_CONF says which one that is; for the embedded cluster `hpcdl cluster env` sets it"
     return BadInput(message, hint=hint)
 

@@ -165,7 +165,7 @@ def result_of(submission: Submission) -> dict[str, Any] | None:
 
 def _forgotten(submission: Submission) -> Snapshot:
     """A job that Slurm no longer knows: its files say how it ended, if there are any."""
-    state, description, code = "UNKNOWN", f"Slurm does not know it; {_GONE}", 1
+    state, description, code = "UNKNOWN", f"Slurm has no record of it; {_GONE}", 1
     ended = exit_code(submission.folder / "exit_code")
     if ended is not None:
         how = f"it ended with exit code {ended}" if ended else "it ended well"

@@ -306,7 +306,7 @@ class Partition:
     )
     groups: tuple[Partition, ...] = option(
         "Its groups of equal nodes, where they differ: two GPU models in one "
-        "partition. Their `gpu` stands in the groups; a key that a group leaves out "
+        "partition. Their `gpu` is given in the groups; a key that a group leaves out "
         "is the partition's, whose `nodes` counts all",
         (),
         type="array",
@@ -423,7 +423,7 @@ class Site:
         enum=["apptainer", "charliecloud", "pyxis"],
     )
     gpus: Mapping[str, Gpu] = option(
-        "GPU models by name that hpcdl does not know, or knows otherwise",
+        "GPU models that hpcdl's facts lack or describe differently, by name",
         {},
         type="object",
         propertyNames={"pattern": NAME},

@@ -325,10 +325,10 @@ class Limits:
     """How much of a kind `hpcdl clean` keeps; its own figures where nothing is said."""
 
     days: float | None = option(
-        "What is older goes", None, type="number", minimum=0, maximum=36500, example=30
+        "Older ones are removed", None, type="number", minimum=0, maximum=36500, example=30
     )
     gb: float | None = option(
-        "Of more than this many GB the oldest go",
+        "Above this many GB the oldest are removed",
         None,
         type="number",
         minimum=0,
@@ -350,7 +350,7 @@ class Remeasure:
         example=3,
     )
     minutes: float = option(
-        "No further run begins, and none goes on, after so many minutes",
+        "No run starts or continues after this many minutes",
         30.0,
         type="number",
         minimum=0,

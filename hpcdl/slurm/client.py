@@ -101,7 +101,7 @@ def job(job_id: int) -> JobRecord | None:
         return with_accounting({job_id: record}, [job_id])[job_id]
     known = accounted([job_id])
     if record and not known:
-        raise _away([f"squeue did not tell how job {job_id} ended"])
+        raise _away([f"squeue did not show how job {job_id} ended"])
     return known.get(job_id)
 
 
@@ -496,7 +496,7 @@ def parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
 
 def _unreadable(text: str, command: str) -> MissingPrerequisite:
     return MissingPrerequisite(
-        f"{command} answered what no Slurm release answers",
+        f"unexpected output from {command}",
         details=text[:300].splitlines(),
         hint=f"is another program called '{command}' first on PATH?",
     )

@@ -101,7 +101,7 @@ def _sbatch(script: Path, options: Sequence[str], token: str) -> int:
 def unconfirmed(details: Sequence[str] = ()) -> Unconfirmed:
     """The error where it is unknown whether a job is queued."""
     return Unconfirmed(
-        "Slurm did not tell whether it took the job",
+        "Slurm did not confirm the submission",
         details=details,
         hint="run the same command again: it looks for the job first, so that nothing is queued "
         "twice; `hpcdl job list` looks, too",

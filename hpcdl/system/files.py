@@ -255,7 +255,7 @@ def _hold(path: Path, deadline: float) -> int:
             while not take_lock(descriptor):
                 if time.monotonic() > deadline:
                     holder = os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
-                    message = f"another hpcdl is at work here: {holder or 'unknown holder'}"
+                    message = f"another hpcdl command is running here: {holder or 'unknown holder'}"
                     raise LockBusy(message, hint=f"wait for it to end; its lock is {path}")
                 time.sleep(0.05)
             with suppress(FileNotFoundError):

@@ -78,7 +78,7 @@ def unreadable(path: Path, fault: Exception) -> BadInput:
     if isinstance(fault, OSError) and fault.errno == errno.ELOOP:
         hint = "remove that link"
     elif path.parts[:1] == ("~",):
-        hint = f"no shell has put in your home for ~: write {os.path.expanduser(path)}"  # noqa: PTH111
+        hint = f"~ was not expanded to your home directory: write {os.path.expanduser(path)}"  # noqa: PTH111
     elif isinstance(fault, FileNotFoundError) and not path.parent.exists():
         hint = f"there is no directory {path.parent}"
     elif isinstance(fault, FileNotFoundError):

@@ -100,7 +100,7 @@ def _fault(
         source.setdefault(place or what, f"{what} {sentence}")
     else:  # one more at the top: nothing below it counts as sound
         above = re.split(r"[.\[]", place or what)[0]
-        more = f"{above} has more faults than are told"
+        more = f"{above} has more faults than are listed"
         source.setdefault(above, f"{what} {sentence}" if above == (place or what) else more)
 
 

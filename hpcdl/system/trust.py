@@ -123,7 +123,7 @@ def _group(number: int) -> str:
 
 
 def _foreign(path: Path, reason: str, hint: str) -> MissingPrerequisite:
-    message = f"{path} is not read: {reason}, and it says what is run"
+    message = f"{path} is not read: {reason}, and it names programs to run"
     return MissingPrerequisite(message, hint=hint)
 
 
@@ -176,7 +176,7 @@ def _walk(path: Path) -> bool:
             left += reversed(target.parts[1:] if target.is_absolute() else target.parts)
             continue
         if _others_write(here, status) and not status.st_mode & stat.S_ISVTX and not closed:
-            reason = "others may rename what lies in it, as it is not sticky"
+            reason = "others may rename files in it, as it is not sticky"
             raise _untrusted(here, reason, cure=True)
         own = status.st_uid == os.getuid() and not status.st_mode & _OTHERS
         real.append((here, closed or own))

@@ -212,7 +212,7 @@ def test_while_nobody_answers_a_job_is_unconfirmed_and_then_found(once, tmp_path
     command(tmp_path / "bin", "sbatch", '{real} "$@" >/dev/null; ' + MUTE)
     path = command(tmp_path / "bin", "squeue", MUTE)
     said = once(*job("mute"), path=path, code=3)
-    assert "did not tell whether it took the job" in said
+    assert "did not confirm the submission" in said
     assert "the same command again" in said
     assert once(*job("mute"), path=path, code=3).count("does not answer") == 1
     (found,) = once.jobs("mute")

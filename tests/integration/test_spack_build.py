@@ -255,7 +255,7 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
     assert collect(site, lambda: {"old": "job 7 names it"}, keep=1).packages == {}
     with locked(home / ".lock"):
         held = collect(site, dict, keep=1, dry_run=True)
-    assert "at work" in held.note
+    assert "running here" in held.note
     told = collect(site, dict, keep=1, dry_run=True)
     (package,) = told.packages
     assert package.startswith("above@1.0/")

@@ -235,7 +235,7 @@ RENDER = ("job", "render", "--site", "embedded", "--no-module")
         ("R --job-dir '$NOWHERE/x'", "the variable $NOWHERE was not expanded"),
         ("R --sbatch '--mail-type END'", "write --sbatch mail-type=END"),
         ("R --sbatch 'begin =now'", "has no option 'begin '"),
-        ("R --file ~/no.yaml", "no shell has put in your home for ~"),
+        ("R --file ~/no.yaml", "~ was not expanded to your home directory"),
         ("R --file /nowhere/no.yaml", "there is no directory /nowhere"),
         ("R --gpus 9999999", "give a number from 1 to 1,000,000"),
         ("job lint --site embedded --strict t.sh", "--advice prints advice, too"),
@@ -280,7 +280,7 @@ def test_a_slurm_that_answers_nonsense_is_told_so(answer, monkeypatch, tmp_path,
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found, _, err = call(f"job submit --site embedded --no-module --job-dir {tmp_path}/j")
     assert found == ExitCode.MISSING_PREREQUISITE
-    assert err.startswith("error: Slurm did not tell whether it took the job")
+    assert err.startswith("error: Slurm did not confirm the submission")
     record = json.loads((tmp_path / "j" / "job.json").read_text())
     assert record["tokens"], "it is found again if Slurm took it"
     assert record.get("job_id") is None

@@ -73,7 +73,7 @@ def test_tensorflow_s_server_does_not_start_where_others_may_run(site, tmp_path,
 
 def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site):
     wary = replace(site, trusted_network=False)
-    with pytest.raises(BadInput, match="asks nobody for a password") as caught:
+    with pytest.raises(BadInput, match="has no password") as caught:
         render_script(wary, WORKERS, Module(()))
     assert "--trusted-network" in caught.value.hint
     text = render_script(wary, replace(WORKERS, trusted_network=True), Module(())).text

@@ -142,7 +142,7 @@ def test_a_job_of_another_cluster_is_not_asked_about(site, tmp_path, monkeypatch
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
     embedded(tmp_path, monkeypatch)
     assert main(["job", *command.split(), str(other.folder)]) == 2
-    assert "is not of the cluster that is asked" in capsys.readouterr().err
+    assert "belongs to another cluster" in capsys.readouterr().err
     assert main(["job", "log", str(other.folder)]) == 0
 
 

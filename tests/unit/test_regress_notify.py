@@ -304,6 +304,6 @@ def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl):
         url = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}/secret"
         file = addressees(tmp_path / "n.yaml", kind="mattermost", url=url)
         told = hpcdl(*words, "--notify", str(file), code=1)
-    said = "not told: mattermost at 127.0.0.1: Connection refused\n"
+    said = "not notified: mattermost at 127.0.0.1: Connection refused\n"
     assert (told.out, told.err) == (answer, said)
     hpcdl(*words, "--name", "throughput", "--notify", str(file), code=2)

@@ -99,7 +99,7 @@ def test_a_build_waits_for_another_one_s_and_says_so(site):
     with locked(build_lock(site)):
         builder.start()
         assert waiting.wait(20)
-        assert told[0].startswith("waiting: another hpcdl is at work here: held by ")
+        assert told[0].startswith("waiting: another hpcdl command is running here: held by ")
     builder.join(20)
     assert told[1:] == ["built"]
 

@@ -81,7 +81,7 @@ def test_enter_runs_the_command_and_a_failure_ends_the_tour(tmp_path):
     [
         ("--dry-run --to 2", 0, r"\$ hpcdl cluster up\n(?s:.*)\$ hpcdl stack publish"),
         ("--json --from 7", 0, '"status": 1'),
-        ("", 2, "help: hpcdl tour --yes"),
+        ("", 2, "help: use `hpcdl tour --yes`"),
         ("--from 8", 2, "'8' is not a whole number from 1 to 7"),
         ("--from 3 --to 2", 2, "no step from 3 to 2"),
     ],

@@ -100,7 +100,7 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
 
     def meanwhile(number):
         if number == 2:
-            with pytest.raises(LockBusy, match="another hpcdl is at work here"):
+            with pytest.raises(LockBusy, match="another hpcdl command is running here"):
                 make(2, lambda _: b"2")
         return b"1"
 

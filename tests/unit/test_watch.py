@@ -55,8 +55,8 @@ def test_of_a_chain_the_job_with_the_status_of_the_run_is_reported(tmp_path, kno
     [
         ("0\n", "COMPLETED", "it ended well", 0),
         ("23\n", "FAILED", "it ended with exit code 23", 23),
-        ("nonsense\n", "UNKNOWN", "Slurm does not know it; without accounting", 1),
-        (None, "UNKNOWN", "Slurm does not know it; without accounting", 1),
+        ("nonsense\n", "UNKNOWN", "Slurm has no record of it; without accounting", 1),
+        (None, "UNKNOWN", "Slurm has no record of it; without accounting", 1),
     ],
 )
 def test_a_forgotten_job_ends_as_it_wrote(tmp_path, known, code, state, description, status):

@@ -108,7 +108,7 @@ def broken_directives(job: Job) -> Iterator[Hit]:
             yield at("directive-argument", word, detail)
     for line in job.script.header if job.script.is_batch else ():
         if match := _BSUB.match(line.text):
-            detail = f"sbatch reads #BSUB lines, too, and knows no -{match[1]}"
+            detail = f"sbatch also reads #BSUB lines, but has no option -{match[1]}"
             yield Hit("directive-argument", line.start, len(line.text), detail)
 
 
