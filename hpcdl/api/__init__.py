@@ -1,4 +1,4 @@
-"""What your own scripts may import; stable as docs/python.md promises.
+"""The functions that your own scripts may import; stable as docs/python.md promises.
 
     from hpcdl import api
 
@@ -131,7 +131,7 @@ def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, publishe
 
 @_checked
 def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[LintFinding, ...]:
-    """What is wrong with a batch script, its text or its `Path`, on the site's release of Slurm."""
+    """Return what is wrong with a batch script (text or `Path`) on the site's release of Slurm."""
     from hpcdl.jobs.limits import cluster_of
     from hpcdl.jobs.lint import lint
     from hpcdl.jobs.lint.lint_report import read_script, require_script
@@ -171,7 +171,7 @@ def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
 
 @_checked
 def references(site: Site, partition: str) -> tuple[Reference, ...]:
-    """What the nightly checks of a partition are compared with, in images/s and GB/s."""
+    """Return the references of a partition's nightly checks, in images/s and GB/s."""
     from hpcdl.regress.references import load_references
 
     named = site.partition(partition)
@@ -181,7 +181,7 @@ def references(site: Site, partition: str) -> tuple[Reference, ...]:
 
 @_checked
 def gate(site: Site) -> GateAnswer:
-    """Whether last night lets a change through: `open`, `headline`, and each finding."""
+    """Return if last night lets a change through: `open`, `headline`, and each finding."""
     from hpcdl.regress.accept import answer_now
 
     return answer_now(site)

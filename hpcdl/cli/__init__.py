@@ -102,7 +102,7 @@ def load_group(name: str) -> Group | Command:
 
 
 def _options_last(argv: list[str]) -> list[str]:
-    """What all commands take, where it stands before the command's name, behind that name."""
+    """Move options of all commands that come before the command's name behind that name."""
     place = 0
     while argv[place:] and argv[place].split("=")[0] in _SHARED:
         place += 2 if argv[place] == "--site" else 1
@@ -133,7 +133,7 @@ def _dispatch(argv: list[str]) -> ExitCode | int:
 
 
 def _meant(word: str) -> str:
-    """What may be meant: a command whose group was left out, else the nearest name."""
+    """Return a hint: the command whose group was left out, else the nearest name."""
     groups = [entry for entry in map(load_group, GROUPS) if isinstance(entry, Group)]
     commands = [
         f"hpcdl {one.name} {command.name}"
@@ -180,7 +180,7 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
 
 
 def overview() -> str:
-    """What `hpcdl --help` prints: an example first, then the groups."""
+    """Return the text of `hpcdl --help`: an example first, then the groups."""
     what = wrapped("From bare Slurm to verified TensorFlow training, from one site file.")
     more = "`hpcdl COMMAND --help` shows an example. Commands that read the site file take --site."
     return (
@@ -190,7 +190,7 @@ def overview() -> str:
 
 
 def group_overview(group: Group) -> str:
-    """What `hpcdl GROUP --help` prints: an example first, then its commands."""
+    """Return the text of `hpcdl GROUP --help`: an example first, then its commands."""
     summary = wrapped(group.summary[0].upper() + group.summary[1:] + ".")
     return (
         f"example: {group.commands[0].example}\n\n{summary}\n\n"

@@ -166,7 +166,7 @@ def _lack(plan: ReleasePlan, *, only_look: bool = False) -> HpcdlError | None:
 def _would_build(
     plans: Sequence[ReleasePlan], args: argparse.Namespace, blocked: Sequence[Blocked] = ()
 ) -> ExitCode:
-    """What would be built; exits as the build would, where this machine lacks something."""
+    """Show what would be built; exits as the build would if this machine lacks something."""
     from hpcdl.stack.plans import plan_data
 
     lacks = [_lack(plan, only_look=True) for plan in plans]

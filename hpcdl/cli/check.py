@@ -90,7 +90,7 @@ def _request_of(args: argparse.Namespace) -> CheckRequest:
 
 
 def _shown(status: StatusLine) -> Progress:
-    """What renews a status line while checks run."""
+    """Return the function that updates the status line while checks run."""
     from hpcdl.regress.show import progress_line
 
     def progress(directory: RunDirectory) -> None:
@@ -232,7 +232,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 
 def _doubts(site: Site, args: argparse.Namespace) -> Doubts:
-    """What the history says of values of tonight: which cases should be measured again."""
+    """Return the function that finds the cases of tonight to measure again, by the history."""
     from hpcdl.regress.accept import rulings_of
     from hpcdl.regress.exchange import of_verdicts
     from hpcdl.regress.gate import doubtful

@@ -1,4 +1,4 @@
-"""`hpcdl check gate`, `accept`, `history`, `report` and `drift`: what the nights so far say."""
+"""`hpcdl check gate`, `accept`, `history`, `report` and `drift`: evaluate the nights so far."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def _newest(site: Site | None) -> Path:
 
 
 def _is_named(args: argparse.Namespace) -> bool:
-    """Whether there is a site to ask about: a file of verdicts is told without one as well."""
+    """Whether a site is named or found; a file of verdicts can be shown without one."""
     from hpcdl.site import find_site_file
 
     try:

@@ -26,7 +26,7 @@ complete -c hpcdl -f"""
 
 
 def names_of(args: argparse.Namespace) -> Names:
-    """What is offered behind an option or for an argument: partitions, stacks, studies, models."""
+    """Return the completions of options and arguments: partitions, stacks, studies, models."""
     from hpcdl import facts
     from hpcdl.jobs.spec import JobSpec
     from hpcdl.system.declare import entries
@@ -108,7 +108,7 @@ def _takes_file(action: argparse.Action) -> bool:
 
 
 def script(shell: str, names: Names = _NONE) -> str:
-    """What a shell has to read; `names` are offered for their options and arguments."""
+    """Return the completion script of a shell; `names` complete their options and arguments."""
     import shtab
 
     if shell == "fish":

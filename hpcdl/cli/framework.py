@@ -72,7 +72,7 @@ class Group(NamedTuple):
 
 
 class _Help(argparse.HelpFormatter):
-    """Wraps what is said of a command, and leaves its example one line."""
+    """Formats help: wraps a command's description, and keeps its example on one line."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         example, _, rest = text.rpartition("\n\n")
@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(ExitCode.USAGE)
 
     def _first_choice(self, message: str) -> tuple[str, str] | None:
-        """What is said, and the hint, where the first argument is missing and one of a few."""
+        """Return the message and hint if the first argument, one of a few words, is missing."""
         name = message.partition("are required: ")[2].split(",")[0]
         for one in self._actions:
             if one.choices and name in (one.dest, one.metavar):
@@ -152,7 +152,7 @@ class Parser(argparse.ArgumentParser):
         return f"{name} {option.metavar or 'VALUE'}" if option else name
 
     def _near(self, word: str) -> str:
-        """The option that may be meant by one that is unknown, as a hint."""
+        """Return the hint for an unknown option: the nearest known option."""
         name, options = word.split("=")[0], list(self._option_string_actions)
         parts = set(name.strip("-").split("-"))
         close = [flag for flag in options if flag == f"-{name}"]
@@ -174,13 +174,13 @@ class Parser(argparse.ArgumentParser):
         return f"did you mean '{close[0]}'?" if close else ""
 
     def _elsewhere(self, name: str) -> str:
-        """What to say instead of an option that another command or program takes, as a hint."""
+        """Return the hint for an option that another command or program takes."""
         key, others = self.prog.removeprefix("hpcdl "), self.get_default("elsewhere")
         letter = "" if name.startswith("--") else name[1:2]
         return told(key, name.strip("-")) or told(key, letter) or (others(name) if others else "")
 
     def _place(self, word: str) -> str:
-        """Where an argument belongs that stands behind no option, as a hint."""
+        """Return the hint for a misplaced argument: where it belongs."""
         site = folder("templates") / "sites" / f"{Path(word).name}.yaml"
         described, options = word.endswith((".yaml", ".yml")), self._option_string_actions
         if described and "--file" in options:
@@ -208,7 +208,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def _wanted(message: str) -> str:
-    """What a value must be that argparse refuses, as a hint."""
+    """Return the hint for a value that argparse refuses."""
     if kind := re.search(": invalid (int|float) value: ", message):
         return f"it is {told('any', kind[1])}"
     found = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
@@ -255,7 +255,7 @@ def the_site(args: argparse.Namespace) -> Site:
 
 
 def a_day(text: str) -> str:
-    """What argparse takes for a date, ISO 8601."""
+    """Return an ISO 8601 date, for argparse."""
     from datetime import date
 
     with suppress(ValueError):
@@ -266,7 +266,7 @@ def a_day(text: str) -> str:
 def show(
     args: argparse.Namespace, data: Any, text: str, *, ok: bool = True, end: str = "\n"
 ) -> ExitCode:
-    """What a command found: as JSON where `--json` asks for it, else as text; 1 unless `ok`."""
+    """Print a command's result, as JSON with `--json`, else as text; return 1 unless `ok`."""
     print_json(data) if args.json else print(text, end=end)
     return ExitCode.OK if ok else ExitCode.NO
 

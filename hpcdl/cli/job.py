@@ -119,7 +119,7 @@ def _tell_submitted(submission: Submission) -> None:
 def _expected(
     args: argparse.Namespace, site: Site, spec: JobSpec, folder: Path | None = None
 ) -> dict[str, object] | None:
-    """Say what the job should reach, and keep it in its directory; None where nothing says so."""
+    """Print the expected speed and keep it in the job's directory; None if there is none."""
     from hpcdl.workflows.expectation import as_lines, expect, keep, why_none
 
     expected = expect(site, spec)
@@ -197,7 +197,7 @@ def _would_sweep(
     modules: Mapping[str, Module],
     args: argparse.Namespace,
 ) -> ExitCode:
-    """What --dry-run shows: the scripts of what is missing, and what cannot run."""
+    """Show, for --dry-run, the scripts of missing points and the points that cannot run."""
     from hpcdl.jobs.sweep_run import preview, summary
 
     arrays = preview(site, folder, statuses, modules, args.running, args.retry_failed)
@@ -332,7 +332,7 @@ def _lint(args: argparse.Namespace) -> ExitCode:
 
 
 def _lint_cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None:
-    """What the cluster has; None where nobody says."""
+    """Return the cluster's limits and names; None if neither Slurm nor a site file gives them."""
     if not (args.live or site or args.plugin_options):
         return None
     from hpcdl.jobs.limits import cluster_of

@@ -69,7 +69,7 @@ def _values(cls: type, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]:
-    """What the options ask, and what is used unasked.
+    """Return the options' request, and the defaults that are used.
 
     The partition is that of the measured runs where this site has it, unless another is asked for.
     """
@@ -148,7 +148,7 @@ def _on_shared_cores(request: ScalingRequest) -> ScalingRequest:
 
 
 def _plan(args: argparse.Namespace) -> ModelSplit | None:
-    """How a transformer is split; None where no option of it is given."""
+    """Return how a transformer is split; None if no option of it is given."""
     from hpcdl.predict.parallel import ModelSplit
 
     given = _values(ModelSplit, args)

@@ -1,4 +1,4 @@
-"""Asked of submitted jobs: `hpcdl job watch`, `log`, `list`, `report`, `usage`, `cancel`."""
+"""Commands for submitted jobs: `hpcdl job watch`, `log`, `list`, `report`, `usage`, `cancel`."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def list_jobs(args: argparse.Namespace) -> ExitCode:
 
 
 def report(args: argparse.Namespace) -> ExitCode:
-    """What a job did, beside what it should."""
+    """Show what a job did, beside its expectation."""
     from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import asked, require_this_cluster
     from hpcdl.jobs.watch import look, result_of
@@ -274,7 +274,7 @@ def _day(option: str, text: str | None) -> str | None:
 
 
 def cancel(args: argparse.Namespace) -> ExitCode:
-    """Cancel jobs that are still there, and say which had ended."""
+    """Cancel jobs that are queued or run, and show which had ended already."""
     from hpcdl.slurm import client
 
     site = the_site(args)
@@ -297,7 +297,7 @@ def cancel(args: argparse.Namespace) -> ExitCode:
 
 
 def _found(site: Site, which: str) -> Submission:
-    """The submission of a job's id or directory; where Slurm is away, nobody knows of an id."""
+    """Return the submission of a job's id or directory; an id needs an answer from Slurm."""
     from hpcdl.jobs.submission import find
     from hpcdl.slurm.client import own_jobs
 

@@ -53,7 +53,7 @@ def _elsewhere(option: str) -> str:
 
 
 def asked_site(args: argparse.Namespace) -> Site:
-    """The site, as of --slurm-version; what is wrong with file and options is said first."""
+    """Return the site, with --slurm-version; reports faults of file and options first."""
     args.asked = _asked(args)
     site = the_site(args)
     return site if args.slurm_version is None else with_version(site, args.slurm_version)
@@ -190,7 +190,7 @@ def _variable(text: str) -> str:
 
 
 def _path(given: str | Path) -> Path:
-    """A path as the shell would have it: no shell expands what a file, or `--data=~/x`, says."""
+    """Return a path with `~` expanded: no shell expands it in a file, or in `--data=~/x`."""
     try:
         return Path(given).expanduser().absolute()
     except RuntimeError as fault:

@@ -25,7 +25,7 @@ _CHECK = "hpcdl check run --partition p100 --tag smoke --name throughput"
 
 
 class TourStep:
-    """What a step shows, why in one sentence, its commands and the last one's exit status."""
+    """A step: its title, its reason in a sentence, its commands and the last one's exit status."""
 
     def __init__(self, title: str, why: str, *commands: str, status: int = 0) -> None:
         self.title, self.why, self.commands, self.status = title, why, commands, status
@@ -124,7 +124,7 @@ def _typed(step: TourStep) -> list[str]:
 
 
 def _take(number: int, step: TourStep, *, asks: bool, runs: bool) -> None:
-    """Take a step: say what it shows; show, ask for and run its commands.
+    """Take a step: print what it shows; show, ask for and run its commands.
 
     Raises:
         Stopped: by a signal, or Ctrl-D.

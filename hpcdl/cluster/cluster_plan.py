@@ -89,7 +89,7 @@ def request(
 
 
 def fingerprint(asked: ClusterRequest) -> dict[str, str]:
-    """What two requests are compared by; keys and values appear in messages."""
+    """Return the values by which two requests are compared; keys and values appear in messages."""
     data = asdict(asked)
     shape = json.dumps([data["groups"], data["queues"]], sort_keys=True)
     own = {"Slurm": asked.slurm} if asked.slurm else {}

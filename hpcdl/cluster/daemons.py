@@ -1,4 +1,4 @@
-"""Starts the daemons, waits until they serve, and says why where they do not.
+"""Starts the daemons, waits until they serve, and reports why if they do not.
 
 All run in the foreground as sessions of their own, with a clean environment that carries our
 mark, and write to one log each. The database of the accounting is made once and outlives `down`,
@@ -93,7 +93,7 @@ def slurmctld(state: ClusterState, *, fresh: bool) -> Daemon:
 
 
 def own_hosts(state: ClusterState) -> tuple[str, ...]:
-    """What runs a command with the nodes' /etc/hosts: a daemon binds to its own name's address.
+    """Return the wrapper that gives a daemon the nodes' /etc/hosts: it binds to its own address.
 
     In loopback mode they are the machine's.
     """
@@ -224,7 +224,7 @@ def _forget_steps(state: ClusterState, node: Node) -> None:
 
 
 def wait_until(serves: Callable[[], bool], process: ProcessId, name: str, log: Path) -> None:
-    """Wait until a daemon serves, or say why it does not (`DaemonDied`)."""
+    """Wait until a daemon serves; raise `DaemonDied` with the reason if it does not."""
     deadline = time.monotonic() + _STARTING_SECONDS
     while not serves():
         if not alive(process):
@@ -235,7 +235,7 @@ def wait_until(serves: Callable[[], bool], process: ProcessId, name: str, log: P
 
 
 def output(state: ClusterState, name: str) -> Path:
-    """Where a daemon's standard output goes.
+    """Return the file of a daemon's standard output.
 
     Slurmd keeps a log of its own beside it, which slurmstepd shares.
     """

@@ -1,4 +1,4 @@
-"""Where a cluster runs: host, boot, network and process namespace. A path alone says too little.
+"""Identifies where a cluster runs: host, boot, network and process namespace, not only a path.
 
 Two hosts with one home, two containers on one network, a chroot beside the machine: all see the
 same path. A command that met another's cluster once took it for a crashed one and removed its
@@ -32,7 +32,7 @@ def place() -> dict[str, str]:
 
 
 def elsewhere(recorded: Mapping[str, str], here: Mapping[str, str]) -> str:
-    """Where else a cluster belongs, for a message; '' where it is this place's. Pure.
+    """Return where else a cluster runs, for a message; '' if it runs here. Pure.
 
     A host that has booted since keeps its name. Namespaces have new numbers after a boot, and
     within one boot numbers are unique.

@@ -156,7 +156,7 @@ def _start(
 def _record(
     site: WantedCluster, asked: ClusterRequest, directory: Path, token: str, ports: Ports
 ) -> ClusterState:
-    """What there will be, recorded before anything of it is: whatever kills us, `down` finds it."""
+    """Write the state before anything is started, so that `down` finds it after any kill."""
     root = rootfs.find(asked.slurm) if asked.slurm else None
     return state.write_state(
         ClusterState(
@@ -317,7 +317,7 @@ def _repair(current: ClusterState, say: Say) -> ClusterState:
 
 
 def change(current: ClusterState, name: str, action: str) -> str:
-    """Apply an action to a node as it is now, under the cluster's lock; says what came of it.
+    """Apply an action to a node as it is now, under the cluster's lock; return the outcome.
 
     `kill` ends slurmd and every process of its jobs, without telling Slurm; `cut` takes it off the
     network, and its processes continue; `slow` lets its jobs run a part of the time only; `heal`

@@ -86,7 +86,7 @@ class NodeGroup:
 
     @property
     def hardware(self) -> tuple[object, ...]:
-        """What two descriptions of one node must agree in."""
+        """Return the values in which two descriptions of one node must agree."""
         return (
             self.cpus,
             self.sockets,
@@ -111,7 +111,7 @@ class Queue:
 
 @dataclass(frozen=True)
 class ClusterRequest:
-    """What `up` was asked for; a running cluster is compared with it.
+    """The request of `up`; a running cluster is compared with it.
 
     `mode` is what was chosen, never `auto`. `slurm` is the release that was asked for, empty for
     the machine's own.
@@ -143,7 +143,7 @@ class ProcessId:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What runs, or was meant to, below `directory`. Written to `cluster.json`.
+    """The processes and settings of the cluster below `directory`. Written to `cluster.json`.
 
     `phase` is `starting` until every node was idle once, then `ready`. `processes` has a row
     per daemon: `munged`, `slurmctld`, `mariadbd`, `slurmdbd`, and each node by its name.
@@ -182,7 +182,7 @@ class ClusterState:
 
     @property
     def cluster_name(self) -> str:
-        """What Slurm calls it: Slurm takes lower-case letters and digits only.
+        """The cluster's name in Slurm, which allows lower-case letters and digits only.
 
         No two clusters have one name, on whatever machine: it is a part of what jobs' directories
         are called. It stays the same over `down` and `up`: accounting knows old jobs by it.
@@ -208,7 +208,7 @@ class ClusterState:
 
     @property
     def controller_address(self) -> str:
-        """Where slurmctld listens: the machine's own address on the nodes' network."""
+        """The address of slurmctld: the machine's own on the nodes' network."""
         return f"{self.network}.1" if self.mode == NAMESPACES else "127.0.0.1"
 
 

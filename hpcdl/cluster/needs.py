@@ -69,7 +69,7 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
 
 
 def check_size(asked: ClusterRequest) -> None:
-    """MissingPrerequisite for more nodes than network or memory hold; says how many would fit."""
+    """Raise MissingPrerequisite if network or memory cannot hold the nodes; names how many fit."""
     nodes = len(asked.node_names)
     fits = min(_fitting(asked), _MAX_NODES)
     why = f"this machine's memory holds about {fits}"
@@ -112,7 +112,7 @@ def check_space(directory: Path, accounting: bool) -> None:
 
 
 def slurm_version() -> str:
-    """The release of the slurmctld that will run, whatever the site file says."""
+    """Return the release of the slurmctld that will run, whatever the site file has."""
     answer = run([program("slurmctld"), "-V"], timeout=10).stdout
     found = re.search(r"\d+\.\d+\.\d+", answer)
     if not found:

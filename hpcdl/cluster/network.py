@@ -83,7 +83,7 @@ def set_link(bridge: str, node: Node, up: bool) -> bool:
 
 
 def bridges(directory: Path) -> list[str]:
-    """The bridges of a cluster, by what they say of themselves."""
+    """Return the bridges of a cluster, found by their aliases."""
     key, found = directory_key(directory), []
     for alias in Path("/sys/class/net").glob("hpc*/ifalias"):
         with suppress(OSError):  # gone meanwhile

@@ -51,7 +51,7 @@ class Root:
 
     @property
     def usr(self) -> Path:
-        """What takes the place of /usr."""
+        """The directory that replaces /usr."""
         return self.directory / "usr"
 
     def has(self, release: str) -> bool:
@@ -208,7 +208,7 @@ def _bootstrap(suite: Mapping[str, Any], mirror: str, aside: Path) -> Root:
 
 
 def ask(usr: Path, *argv: str, configuration: Path | None = None) -> str:
-    """What a program answers, run with a rootfs's /usr."""
+    """Return the output of a program, run with a rootfs's /usr."""
     command = [*ALONE, "sh", "-c", 'mount --bind "$0" /usr && exec "$@"', str(usr), *argv]
     env = {"SLURM_CONF": str(configuration)} if configuration else {}
     base = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}

@@ -1,4 +1,4 @@
-"""Where a cluster's state is, what `cluster.json` says of it, and what a shell needs to use it.
+"""A cluster's state: its directory, `cluster.json`, and what a shell needs to use the cluster.
 
 `cluster.json` says what runs below its directory; it is written atomically, checked on reading.
 """
@@ -115,7 +115,7 @@ def read_state(directory: Path) -> ClusterState | None:
 
 
 def recorded(directory: Path) -> ClusterState | None:
-    """What `cluster.json` says, of whatever host.
+    """Return the content of `cluster.json`, of whatever host.
 
     Raises:
         BadInput: the file is damaged or of another version.
@@ -168,7 +168,7 @@ def forget(directory: Path) -> None:
 
 
 def variables(current: ClusterState) -> dict[str, str]:
-    """The variables that say which cluster and site are meant."""
+    """Return the variables that select the cluster and the site."""
     found = {"SLURM_CONF": str(current.configuration), "HPCDL_SITE": str(current.site_file)}
     if chosen_directory() is not None:
         found["HPCDL_CLUSTER_DIR"] = str(current.directory)
@@ -181,7 +181,7 @@ def modules(current: ClusterState) -> Path:
 
 
 def _fronts(current: ClusterState) -> dict[str, str]:
-    """What goes in front: a cluster's own sbatch, srun and so on, and the modules."""
+    """Return what to prepend to path variables: the cluster's own commands, and the modules."""
     own = {"PATH": str(current.directory / "bin")} if current.root else {}
     return {**own, "MODULEPATH": str(modules(current))}
 

@@ -40,7 +40,7 @@ def ask(current: ClusterState, *argv: str, seconds: float = _SECONDS) -> Command
 
 
 def of_nodes(current: ClusterState, field: str) -> dict[str, str]:
-    """What sinfo says of each node, nothing without answer.
+    """Return a field of sinfo for each node; empty without an answer.
 
     `%T` is its state (`idle`, `down*`), `%E` why it is not in service (`none` where it is).
     """
@@ -58,7 +58,7 @@ def has_jobs(current: ClusterState) -> bool:
 
 
 def next_job(current: ClusterState) -> int | None:
-    """The number slurmctld will give to the next job; None where it does not say."""
+    """Return the id of slurmctld's next job; None if it does not show it."""
     answer = ask(current, "scontrol", "show", "config", seconds=3)
     found = re.search(r"NEXT_JOB_ID\s*=\s*(\d+)", answer.stdout) if answer else None
     return int(found.group(1)) if found else None
@@ -149,7 +149,7 @@ def _whole(data: Mapping[str, Any]) -> bool:
 
 
 def summary(current: ClusterState) -> str:
-    """What `up` says when it is done: it starts no node that was killed on purpose."""
+    """Return the message of `up`, which starts no node that was killed on purpose."""
     count, killed = len(current.nodes), current.killed
     ready = f"{count - len(killed)} of {count}" if killed else str(count)
     gone = "".join(f"{one} was killed: `hpcdl cluster node up {one}` starts it\n" for one in killed)
@@ -179,7 +179,7 @@ def as_text(data: Mapping[str, Any]) -> str:
 
 
 def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, Any]]:
-    """What `up --dry-run` says: a text and its data."""
+    """Return the message of `up --dry-run`, and its data."""
     rows = [
         [
             group.partition,

@@ -46,7 +46,7 @@ def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
 
 
 def _purge(directory: Path) -> None:
-    """Remove a cluster's directory; its lock goes last, so that no other `up` starts in between.
+    """Remove a cluster's directory, its lock last, so that no other `up` starts in between.
 
     Its mark stays as long as anything else does: `up` and `down` take no directory without one.
     """
@@ -106,7 +106,7 @@ def _stop_processes(directory: Path, *, by_files: bool = True) -> int:
 
 
 def _close_books(current: ClusterState) -> None:
-    """End jobs and daemons in order, so that the accounting knows how every job ended."""
+    """End jobs and daemons in order, so that accounting records how every job ended."""
     if processes.runs(current, "slurmctld") and processes.runs(current, "slurmdbd"):
         ask(current, "scancel", "--user", user_name())
         deadline = time.monotonic() + _CLOSING_SECONDS
@@ -118,7 +118,7 @@ def _close_books(current: ClusterState) -> None:
 
 
 def _note_jobs(current: ClusterState) -> None:
-    """Keep the number the next job would have had, so that numbers never come twice."""
+    """Keep the id of the next job, so that no id is used twice."""
     following = next_job(current) if processes.runs(current, "slurmctld") else None
     known = following or first_job(current.directory) + 1000
     with suppress(HpcdlError):  # a full disk must not keep anything running
@@ -126,7 +126,7 @@ def _note_jobs(current: ClusterState) -> None:
 
 
 def first_job(directory: Path) -> int:
-    """The number of the next cluster's first job: one that no job here has had."""
+    """Return the id of the next cluster's first job: an unused one."""
     try:
         return int((directory / "jobs").read_text())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What a cluster takes from a site file: named attributes, so that this package needs no other.
+"""A cluster's view of a site file: named attributes, so that this package needs no other.
 
 `hpcdl.site.Site` has them; so may any description of partitions and nodes.
 """
@@ -62,7 +62,7 @@ class WantedSlurm(Protocol):
 
 
 class WantedPaths(Protocol):
-    """Where modules are published, and Lmod's start-up file."""
+    """The directories of published modules, and Lmod's start-up file."""
 
     @property
     def prefix(self) -> Path: ...

@@ -1,4 +1,4 @@
-"""Variables that a user gives a job: their values lie in a file for the user's eyes only.
+"""Variables that a user gives a job: their values are kept in a file that only the user can read.
 
 A script is read by others: it lies in a shared directory, Slurm keeps a copy, people mail it. So it
 holds the names, and reads the values from `environment` in the job's directory (of an array:
@@ -29,12 +29,12 @@ _SECRET = re.compile(
 
 
 def looks_secret(name: str) -> bool:
-    """Whether a variable's name says that its value is nobody else's business."""
+    """Whether a variable's name suggests a secret value."""
     return _SECRET.search(name) is not None
 
 
 def as_shell(values: Mapping[str, str]) -> bytes:
-    """What the file holds."""
+    """Return the file's content: shell assignments."""
     lines = (f"export {name}={quote.word(value)}\n" for name, value in values.items())
     return "".join(lines).encode(errors="surrogateescape")
 

@@ -89,6 +89,6 @@ def embedded_cluster() -> str:
 
 
 def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those points of a sweep whose jobs are of the Slurm that is asked."""
+    """Return the points of a sweep whose jobs belong to this Slurm."""
     here = embedded_cluster()
     return [row for row in rows if (row.get("cluster") or "") == here]

@@ -156,7 +156,7 @@ def _judged(shell: Shell, code: int) -> int:
 
 
 def _end_of(job: int) -> str:
-    """The state in which a job ended; '' where Slurm does not say."""
+    """Return the state in which a job ended; '' if Slurm does not report it."""
     late = time.monotonic() + _END_SECONDS
     with suppress(HpcdlError):
         while (record := client.job(job)) and record.active and time.monotonic() < late:
@@ -186,7 +186,7 @@ class Server(NamedTuple):
         return f"ssh -N -L {local}:{address}:{self.port} {login}"
 
     def url(self, local: int) -> str:
-        """Where the user's browser finds it through the tunnel, without the token."""
+        """The URL for the user's browser, through the tunnel, without the token."""
         return f"http://localhost:{local}/lab"
 
 

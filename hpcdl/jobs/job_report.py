@@ -112,7 +112,7 @@ def _curve(losses: Sequence[float | None]) -> tuple[float, ...]:
 def advise(
     shares: Mapping[str, float], layout: Mapping[str, Any], node_cpus: int | None = None
 ) -> str:
-    """One line about the largest share that is not computing; '' where nothing stands out."""
+    """Return one line about the largest share that is not computing; '' if all shares are small."""
     losses = [(part, name) for name, part in shares.items() if name in _ADVICE]
     part, worst = max(losses, key=lambda one: one[0], default=(0.0, ""))
     if part < _WORTH_ADVICE:
@@ -122,7 +122,7 @@ def advise(
 
 
 def _more_cpus(layout: Mapping[str, Any], node_cpus: int | None) -> str:
-    """What gives ranks more CPUs: more of each node, as far as there are more."""
+    """Return the advice on more CPUs per rank, as far as the nodes have more."""
     now, tasks = layout.get("cpus_per_task"), layout.get("tasks_per_node")
     if now is None:
         return "give the input pipeline more CPUs"

@@ -71,7 +71,7 @@ def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]
 
 
 def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout) -> dict[str, Any]:
-    """What a script's template must know of how ranks start, work, meet and end."""
+    """Return the template's values: how ranks start, work, meet and end."""
     row, workers, cpus = LAUNCHERS[spec.launcher], layout.tasks_per_node, layout.cpus_per_task
     if row.agent:  # it is the one task of a node
         workers = layout.gpus_per_node or spec.tasks_per_node or 1
@@ -121,7 +121,7 @@ def check_launcher(spec: JobSpec) -> None:
 
 
 def starter_of(program: Sequence[str]) -> str | None:
-    """What in a program starts ranks itself: the command, or what a shell or Python runs; or None.
+    """Return the program's word that starts ranks itself, also behind a shell or Python; or None.
 
     `bash -c 'cd x && torchrun y.py'` starts them as well as `torchrun y.py` does.
     """
@@ -245,7 +245,7 @@ def _in_image(site: Site, spec: JobSpec) -> tuple[str, ...]:
 
 
 def _mounts(site: Site, spec: JobSpec) -> list[str]:
-    """What a container must see: work and data sets, this job's files and data, its program's.
+    """Return the paths to mount in a container: work, data sets, and the job's and program's files.
 
     Staged data is seen through HPCDL_DATA, which lies in the scratch of the node; what did not fit
     is linked to where it came from.
@@ -318,7 +318,7 @@ def steps(slurm: SlurmDialect, what: str) -> list[dict[str, Any]]:
 
 
 def own_variables(slurm: SlurmDialect, *, gpus: bool) -> list[str]:
-    """What sbatch sets for a job; `gpus` is whether it asks for GPUs, as `slurm` takes it."""
+    """Return the variables that sbatch sets for a job; `gpus`: the job asks for GPUs."""
     form = slurm.gpu_request if gpus else None
     return [row["name"] for row in steps(slurm, "set_by_sbatch") if row.get("form") in {None, form}]
 

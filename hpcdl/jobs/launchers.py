@@ -1,4 +1,4 @@
-"""The launchers: one row says all that differs between them. Pure.
+"""The launchers: one row holds all that differs between them. Pure.
 
 A new launcher is a row here, a row of the table in docs/users.md, and a case of a test.
 """

@@ -1,4 +1,4 @@
-"""What a site's partitions allow, for the judge of requests (hpcdl.slurm.fits)."""
+"""The limits of a site's partitions, for the check of requests (hpcdl.slurm.fits)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits
 
 
 def limits_of(partition: Partition) -> PartitionLimits:
-    """What a partition of the site file allows."""
+    """Return the limits of a partition of the site file."""
     return PartitionLimits(
         partition.name, tuple(map(_kind, partition.node_groups)), partition.max_minutes
     )
 
 
 def cluster_of(site: Site) -> Cluster:
-    """What a site file says of its cluster."""
+    """Return the cluster that a site file describes."""
     groups = [group for part in site.partitions.values() for group in part.node_groups]
     gpus = [group.gpu for group in groups if group.gpu]
     typed = all(gpu.gres_type for gpu in gpus)

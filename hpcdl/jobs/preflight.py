@@ -48,7 +48,7 @@ _OWN_STEP = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 
 
 class GpuLink(NamedTuple):
-    """What two ranks use between them: `P2P`, `SHM`, `NET/IB` or `NET/Socket`."""
+    """The transport between two ranks: `P2P`, `SHM`, `NET/IB` or `NET/Socket`."""
 
     sender: int
     receiver: int
@@ -57,7 +57,7 @@ class GpuLink(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpectedAllocation:
-    """What the script was written for. 0, None or '' means: not checked.
+    """The allocation that the script was written for. 0, None or '' means: not checked.
 
     `driver` is the oldest that the release runs with. With `real_gpus` a node without nvidia-smi
     has no GPUs; without, they are emulated.
@@ -79,7 +79,7 @@ class ExpectedAllocation:
 
 @dataclass(frozen=True)
 class Probe:
-    """What one rank found. `cpus` is Slurm's number for the step, `affinity` the kernel's.
+    """The observations of one rank. `cpus` is Slurm's number for the step, `affinity` the kernel's.
 
     `gpus` are UUIDs, where there is a driver; `driver` is its version, '' where it does not say,
     None where there is no nvidia-smi; `gpu_faults` is what is wrong with it and the GPUs. `links`
@@ -248,7 +248,7 @@ def as_table(probes: Sequence[Probe]) -> str:
 
 
 def notes(probes: Sequence[Probe], expected: ExpectedAllocation) -> tuple[str, ...]:
-    """What is worth a line but stops nothing."""
+    """Warnings: worth a line, but they do not stop the job."""
     lines = []
     narrow = [p for p in probes if p.affinity < expected.cpus_per_task]
     if narrow:
@@ -281,7 +281,7 @@ def _world(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[st
 
 
 def _gpus(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
-    """What is wrong with the number of GPUs; where the driver fails, code 28 says why."""
+    """Yield what is wrong with the number of GPUs; if the driver fails, code 28 is used."""
     if any(p.gpu_faults for p in probes):
         return
     for p in probes:
@@ -303,7 +303,7 @@ def _gpus(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str
 
 
 def _driver(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
-    """What the driver says against its GPUs, and a driver that is too old."""
+    """Yield the driver's complaints about its GPUs, and a driver that is too old."""
     yield from (f"{_who(p)}: {p.gpu_faults[0]}" for p in probes if p.gpu_faults)
     least = _numbers(expected.driver)
     for p in probes:
@@ -387,7 +387,7 @@ def read_links(log: str) -> tuple[GpuLink, ...]:
 def judge_links(
     links: Iterable[GpuLink], hosts: Mapping[int, str], *, nvlink: bool, fabric: str
 ) -> tuple[str, ...]:
-    """What is not as the partition declares, a sentence per kind. Pure.
+    """Return how the links differ from what the partition declares, a sentence per kind. Pure.
 
     `hosts` has the host of each rank. With `nvlink` the GPUs of a node must use P2P; `fabric` is
     `infiniband`, `omnipath`, `slingshot`, `ethernet` or `unknown`.

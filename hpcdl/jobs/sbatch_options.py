@@ -23,7 +23,7 @@ _ONE_KIND = (
 
 @cache
 def answers(key: str) -> dict[str, str]:
-    """What to say instead of options, by name: the script's `own`, or `foreign` ones."""
+    """Return the advice for options, by name: the script's `own`, or `foreign` ones."""
     rows = load("slurm_options")[key].items()
     return {name: instead for instead, names in rows for name in names}
 
@@ -53,7 +53,7 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
 
 
 def as_ours(option: str) -> str:
-    """How a job is asked for what `--nodes`, `-N2` or others' option, as typed, asks for; or ''."""
+    """Return our option for `--nodes`, `-N2` or another program's option, as typed; or ''."""
     from hpcdl.slurm.options import known_options, letters
 
     known, name = known_options("sbatch"), option.lstrip("-")
@@ -65,7 +65,7 @@ def as_ours(option: str) -> str:
 
 
 def _own(name: str) -> str:
-    """What to say instead of an option that the script decides itself."""
+    """Return the advice for an option that the script decides itself."""
     if name in {"hetjob", "packjob"}:  # no options, but lines of a script
         return _ONE_KIND
     return "use --container" if name.startswith("container") else answers("own").get(name, "")

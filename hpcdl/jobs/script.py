@@ -178,7 +178,7 @@ def _check_setup(setup: tuple[str, ...]) -> None:
 
 
 def render_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> str:
-    """What bash runs first in an interactive job: modules and variables as in a batch job."""
+    """Return bash's start-up of an interactive job: modules and variables as in a batch job."""
     nodes, layout = plan_on(site, spec)
     values = _values(site, spec, nodes, layout, module)
     return _template("shell.sh.j2").render(values, where=where)
@@ -271,7 +271,7 @@ def _named(spec: JobSpec) -> list[str]:
 
 
 def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:
-    """What the script says about staging; None where nothing is staged."""
+    """Return the template's values for staging; None if nothing is staged."""
     if not spec.stage:
         return None
     if not spec.data:
@@ -288,7 +288,7 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
 
 
 def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -> dict[str, object]:
-    """The program; of an array also where the log goes, the directory and the program of a task."""
+    """Return the program; for an array also the log, the directory and the program of a task."""
     # `hpcdl train` gets the job's data directory, unless its options name one already.
     named = _has_option(spec.program, "--data")
     data = ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not named else ""
@@ -353,7 +353,7 @@ def _template(name: str) -> jinja2.Template:
 
 
 def _compiled_templates() -> jinja2.BytecodeCache | None:
-    """Where compiled templates are kept: to compile takes longer than all the rest of a render.
+    """Return the cache of compiled templates: compiling takes longer than the rest of a render.
 
     None where the directory cannot be ours alone; what is read from it is run.
     """
@@ -375,7 +375,7 @@ def _compiled_templates() -> jinja2.BytecodeCache | None:
 
 
 def default_job_dir(site: Site, name: str, stamp: str) -> Path:
-    """Where a submitted job keeps its files."""
+    """Return the directory where a submitted job keeps its files."""
     return site.paths.work / "jobs" / f"{name}-{stamp}"
 
 
@@ -407,12 +407,12 @@ def _function_lines(script: str) -> list[ScriptLine]:
 
 
 def sourced(file: str, script: str) -> str:
-    """What hpcdl's functions of a release do in a script that sources them; '' for other files."""
+    """Return hpcdl's functions of a release that a script sources; '' for other files."""
     return called(script) if file.endswith(f"/{INSTALLED}") else ""
 
 
 def called(script: str) -> str:
-    """What is done at once, behind the functions that a script calls and those that these call."""
+    """Return the functions that a script calls, directly or not, and the code that runs at once."""
     parts, rest = _parts()
     parts = {name: _wanted(text, script) for name, text in parts.items()}
     rest = _wanted(rest, script)

@@ -1,4 +1,4 @@
-"""What a user asks for: a frozen `JobSpec`, declared field by field.
+"""The user's request: a frozen `JobSpec`, declared field by field.
 
 A field of `JobSpec` is the option of `hpcdl job submit`, the key of job.yaml and the argument in
 Python (hpcdl/system/declare.py); here is also what no single field can say.
@@ -102,7 +102,7 @@ def _seconds_text(seconds: Any) -> str:
 
 
 def _folder(text: str) -> Path:
-    """A directory that sbatch can write a log to; its directives know no escape for some."""
+    """Return a directory that sbatch can write a log to; some characters cannot be escaped."""
     _data(text)
     if "\\" in text or any(ord(character) < 32 or character == "\x7f" for character in text):
         hint = "choose a directory without backslashes and control characters in its name"
@@ -162,7 +162,7 @@ def _shown(text: str) -> str:
 
 
 def _text(pattern: str, form: str = "", **more: Any) -> dict[str, Any]:
-    """The schema of a text; `form` is what a refusal says that it may be."""
+    """Return the schema of a text; `form` is the error message's description of valid values."""
     named = {"patternErrorMessage": form} if form else {}
     return {"type": "string", "pattern": pattern, **named, **more}
 

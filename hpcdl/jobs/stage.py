@@ -37,7 +37,7 @@ class StagingPlan:
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes that will lie on the node."""
+        """Bytes that will be copied to the node."""
         return sum(size for _, size in self.copy)
 
 

@@ -46,7 +46,7 @@ _LOCK = ".submit.lock"
 
 @dataclass(frozen=True)
 class Submission:
-    """A queued job and where its files lie; `chain` are the ids of all jobs of its run.
+    """A queued job and the directory of its files; `chain` are the ids of all jobs of its run.
 
     `resumed`: a command that was stopped had begun to submit it.
     """
@@ -72,7 +72,7 @@ class Submission:
 
     @property
     def result(self) -> Path:
-        """What the training program measured."""
+        """The training program's result.json."""
         return self.folder / "result.json"
 
 
@@ -140,7 +140,7 @@ def submit(
 
 
 def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | None:
-    """Where a stopped command left this request, so that nobody was told of a job.
+    """Return the directory where a stopped command left this request unfinished; or None.
 
     Its lock is entered into `stack`; one that is held is of a command that still runs.
     """
@@ -221,7 +221,7 @@ class Unsettled:
 
 
 def settle(site: Site) -> tuple[Unsettled, ...]:
-    """Look for the jobs of submissions that nobody knows of; give those without any.
+    """Recover, by token, submissions whose job id was never written; return those without a job.
 
     One that Slurm does not know after SETTLED_SECONDS is withdrawn, and its tokens are revoked.
 
@@ -326,19 +326,19 @@ def require_this_cluster(one: Submission) -> Submission:
 
 
 def of_another_cluster(submission: Submission) -> BadInput:
-    """The error for a job that the Slurm that is asked does not have."""
+    """Return the error for a job that belongs to another cluster."""
     message = f"job {submission.job_id} of {submission.folder} belongs to another cluster"
     hint = "SLURM_CONF says which one that is; for the embedded cluster `hpcdl cluster env` sets it"
     return BadInput(message, hint=hint)
 
 
 def is_indexed(site: Site, one: Submission) -> bool:
-    """Whether a submission has its id from the cluster that is asked, and no later job has it."""
+    """Whether a submission's id is of this cluster, and no later job has it."""
     return _indexed(site, str(one.job_id)).resolve() == one.folder.resolve()
 
 
 def asked(folder: Path) -> dict[str, Any]:
-    """What was asked and decided: a directory's job.json; empty where it cannot be read."""
+    """Return a directory's job.json, the request and decisions; empty if it cannot be read."""
     return JOB.find(folder) or {}
 
 
@@ -351,12 +351,12 @@ def release_of(script: str) -> str | None:
 
 
 def index(site: Site) -> Path:
-    """Where links by job id to the directories of submitted jobs lie."""
+    """Return the directory of links, by job id, to the directories of submitted jobs."""
     return _of_this_cluster(site, "by-id")
 
 
 def _unconfirmed(site: Site) -> Path:
-    """Where links by token to the directories of unconfirmed submissions lie."""
+    """Return the directory of links, by token, to the directories of unconfirmed submissions."""
     return _of_this_cluster(site, "unconfirmed")
 
 

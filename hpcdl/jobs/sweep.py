@@ -162,7 +162,7 @@ def shares(count: int, running: int | None) -> tuple[int | None, ...]:
 
 
 def point_folder(folder: Path, point: SweepPoint) -> Path:
-    """Where a point's log, progress and result lie."""
+    """Return the directory of a point's log, progress and result."""
     return folder / "points" / point.id
 
 
@@ -231,7 +231,7 @@ def check_keys(
 
 
 def _change(key: str, text: str) -> Mapping[str, Any] | BadInput:
-    """What a value of a matrix changes in the job, checked as the option's is; its refusal."""
+    """Return the fields of the job that a matrix's value changes, or the error if it is invalid."""
     if key not in JOB_KEYS:
         return {}
     try:
@@ -294,14 +294,14 @@ def _marks(program: Sequence[str]) -> set[str]:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What sweep.json says; `request` is None where it was not kept."""
+    """The content of sweep.json; `request` is None if it was not kept."""
 
     rows: tuple[Mapping[str, Any], ...] = ()
     request: Request | None = None
 
 
 def request_of(base: JobSpec) -> Request:
-    """What all points of a sweep share, as far as their results follow from it, as JSON values.
+    """Return what all points of a sweep share and their results depend on, as JSON values.
 
     A release that is published meanwhile is no reason to run everything again.
     """
@@ -316,7 +316,7 @@ def request_of(base: JobSpec) -> Request:
 
 
 def check_request(folder: Path, manifest: Manifest, request: Request | None) -> None:
-    """Raise BadInput for other jobs than those whose results lie in the directory."""
+    """Raise BadInput if the directory holds results of other jobs."""
     was, now = manifest.request, request
     if was is None or now is None or was == now:
         return

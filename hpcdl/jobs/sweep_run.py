@@ -60,7 +60,7 @@ class RunStatus:
 
 
 def sweep_directory(site: Site, name: str) -> Path:
-    """Where a sweep of this name keeps everything; BadInput for a name that is none."""
+    """Return the directory of a sweep of this name; BadInput for an invalid name."""
     check(JobSpec(site.default_partition, name=name))
     return site.paths.work / "sweeps" / name
 
@@ -184,7 +184,7 @@ def _note(status: dict[str, RunStatus], group: SweepArray, job: int | None, toke
 
 
 def _located(manifest: Manifest, since: float | None = None) -> Manifest:
-    """The manifest with the jobs that only their tokens tell; `since` as `locate` has it."""
+    """Return the manifest with the jobs that are found by their tokens; `since` as in `locate`."""
     folders: dict[str, list[Path]] = {}
     for row in filter(_unconfirmed, manifest.rows):
         folders.setdefault(row["token"], []).append(Path(row["directory"]))
@@ -325,7 +325,7 @@ def _ask_first(prepared: Sequence[tuple[SweepArray, Path]]) -> None:
 
 
 def _active_arrays() -> dict[int, list[JobRecord]]:
-    """What may still run, by array job."""
+    """Return the records of tasks that may still run, by array job."""
     found: dict[int, list[JobRecord]] = {}
     for record in client.queue():
         if record.active and record.array_job is not None:

@@ -1,4 +1,4 @@
-"""What jobs took of the machine: GPU hours, CPU hours and energy, by month, user, module."""
+"""Usage of jobs: GPU hours, CPU hours and energy, by month, user, module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS = 9
 
 @dataclass(frozen=True)
 class UsageRow:
-    """What the jobs of one group took; `energy_kwh` is None where none was measured."""
+    """The usage of the jobs of one group; `energy_kwh` is None if energy was not measured."""
 
     group: tuple[str, ...]
     jobs: int
@@ -79,7 +79,7 @@ def as_text(groups: Sequence[UsageRow], keys: Sequence[str]) -> str:
 
 
 def _sizes(groups: Sequence[UsageRow]) -> list[float]:
-    """Hours of GPUs, or of CPUs where no job had a GPU."""
+    """Return the GPU hours of each group, or the CPU hours if no job used a GPU."""
     gpus = [one.gpu_hours for one in groups]
     return gpus if any(gpus) else [one.cpu_hours for one in groups]
 
@@ -87,7 +87,7 @@ def _sizes(groups: Sequence[UsageRow]) -> list[float]:
 def by_month(
     groups: Sequence[UsageRow], keys: Sequence[str]
 ) -> tuple[str, dict[str, dict[str, float]]]:
-    """What a figure shows: its unit, and hours by group and month, the largest group first.
+    """Return a figure's unit, and its hours by group and month, the largest group first.
 
     `keys` have the month. The smallest of many groups are one, `others`; hours are of GPUs, or of
     CPUs where no job had a GPU.

@@ -113,7 +113,7 @@ def look(submission: Submission, records: Mapping[int, JobRecord] | None = None)
 
 
 def _asked(job_id: int) -> JobRecord | None:
-    """What is known of a job; a controller that is restarted is waited for."""
+    """Return Slurm's record of a job; waits while the controller restarts."""
     end = time.monotonic() + _AWAY_SECONDS
     while True:
         try:
@@ -164,7 +164,7 @@ def result_of(submission: Submission) -> dict[str, Any] | None:
 
 
 def _forgotten(submission: Submission) -> Snapshot:
-    """A job that Slurm no longer knows: its files say how it ended, if there are any."""
+    """Return the state of a job that Slurm has no record of, from the job's files."""
     state, description, code = "UNKNOWN", f"Slurm has no record of it; {_GONE}", 1
     ended = exit_code(submission.folder / "exit_code")
     if ended is not None:

@@ -1,4 +1,4 @@
-"""What may be wrong with a check: kinds with their verdict, and faults with their numbers. Pure.
+"""Faults of checks: kinds with their verdict, and faults with their numbers. Pure.
 
 The kind decides, never a fault's words: what status follows, and what a person may waive. What
 a check of a team's own says in words is a fault of the kind CHECK, whatever the words are.
@@ -26,12 +26,12 @@ class Status(str, Enum):
 
     @property
     def neutral(self) -> bool:
-        """Whether the check said itself that it does not apply, or that it is expected to fail."""
+        """Whether the check itself reported that it does not apply or is expected to fail."""
         return self.value in NEUTRAL
 
     @property
     def waivable(self) -> bool:
-        """Whether a person may waive it by name; FAIL and ERROR stand."""
+        """Whether a person may waive it by name; FAIL and ERROR cannot be waived."""
         return self in {Status.NO_REFERENCE, Status.STALE, Status.INSUFFICIENT}
 
 
@@ -155,5 +155,5 @@ def status_of(faults: Iterable[JobFault]) -> Status:
 
 
 def describe(faults: Iterable[JobFault]) -> str:
-    """What is wrong, for a person."""
+    """Return the sentences of faults, joined."""
     return "; ".join(fault.text for fault in faults)

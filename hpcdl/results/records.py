@@ -1,4 +1,4 @@
-"""One reader and one writer for each kind of file that says what came out.
+"""One reader and one writer for each kind of result file.
 
 Anybody may have written such a file: a user's own program, a job of another user. A reader takes
 no pipe, nothing larger than it should be and no text that is half a character; what the schema
@@ -25,7 +25,7 @@ Values = dict[str, Any]
 
 @dataclass(frozen=True)
 class Record:
-    """What a file says: its values as the schema types them, and its faults by place (`a.b`)."""
+    """The content of a file: values as the schema types them, and faults by place (`a.b`)."""
 
     path: Path
     values: Values
@@ -63,13 +63,13 @@ class Format:
 
     @cached_property
     def schema(self) -> Values:
-        """The JSON Schema; `unit` says what a number is counted in."""
+        """The JSON Schema; `unit` is the unit of a number."""
         path = Path(__file__).parent / "schemas" / self.name
         schema: Values = json.loads(path.read_text(encoding="utf-8"))
         return schema
 
     def read(self, path: Path) -> Record:
-        """What a file says.
+        """Return the record of a file.
 
         Raises BadInput: there is no such file, it is no regular one, too large, empty, or another
         kind of file.
@@ -94,13 +94,13 @@ class Format:
             raise BadInput(f"{path} is no {self.name}: too deep, or too large a number") from fault
 
     def find(self, folder: Path) -> Values | None:
-        """What the file of a directory says, None where it cannot be read."""
+        """Return the values of the file in a directory, None if it cannot be read."""
         with suppress(BadInput):
             return self.read(folder / self.name).values
         return None
 
     def of(self, value: Any, path: Path = Path(), *, halves: bool = False) -> Record:
-        """What parsed JSON says; with `halves`, escapes of half a character may be in it.
+        """Return the record of parsed JSON; with `halves`, it may have escapes of half a character.
 
         Raises BadInput: it is no mapping.
         """
@@ -136,7 +136,7 @@ class Format:
 
 
 def outcome(status: str, reason: str = "", exit_code: int = 0) -> Values:
-    """How a program ended, as every file says it."""
+    """Return how a program ended, in the form of all result files."""
     return {"status": status, "reason": reason, "exit_code": exit_code}
 
 

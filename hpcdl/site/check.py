@@ -1,4 +1,4 @@
-"""What is wrong with a site file: first by its schema, then what a schema cannot say.
+"""Checks a site file: first by its schema, then what a schema cannot express.
 
 The schema follows from the fields of `model`: `hpcdl site schema` prints it for editors, and
 docs/site-file.md is generated from their help. A GPU model must be known or described; groups

@@ -1,4 +1,4 @@
-"""GPU models by name: rows of facts/gpus.yaml, and what a site says of them itself. Pure.
+"""GPU models by name: rows of facts/gpus.yaml, changed by the site's own rows. Pure.
 
 A model is named as people write it: by its row, an alias, or Slurm's type for it, whatever the
 case. A row of the site goes before that of the facts, key by key; a figure that neither has is
@@ -57,7 +57,7 @@ def of_row(row: Mapping[str, Any], gres_type: str | None = None, per_node: int =
 
 
 def gpu_named(name: str) -> Gpu:
-    """One device of a model of the facts; BadInput for one that they do not know."""
+    """Return one device of a model in the facts; BadInput for an unknown model."""
     row = find_row(name)
     if row is None:
         raise BadInput(f"unknown GPU model '{name}'", hint=did_you_mean(name, known_names()))
@@ -118,14 +118,14 @@ def out_of_scope(model: str, vendor: str = NVIDIA) -> str:
 
 
 def gres_type(partition: str, gpu: Mapping[str, Any], slurm: Mapping[str, Any]) -> str | None:
-    """What Slurm calls the GPUs; None where it gives them no type."""
+    """Return Slurm's type of the GPUs; None if they have no type."""
     typed = gpu.get("typed")
     typed = slurm.get("gpu_typed", True) if typed is None else typed
     return (gpu.get("gres_type") or partition) if typed else None
 
 
 def matches(gpu: Gpu, asked: str) -> bool:
-    """Whether a person who asks for a model means this one: its name, an alias, Slurm's type."""
+    """Whether `model` is this GPU's name, an alias, or Slurm's type."""
     words = gpu.model.casefold().split("-")  # `a100` and `a100-sxm4` of A100-SXM4-40GB, too
     names = {"-".join(words[:end]) for end in range(1, len(words) + 1)}
     own = {gpu.model.casefold(), (gpu.gres_type or gpu.model).casefold()}
@@ -155,7 +155,7 @@ def one_group(partition: Partition, model: str | None) -> Partition:
 
 
 def ask_for(groups: Iterable[Partition]) -> str:
-    """What may be asked for: `--gpu-model A100-PCIe-40GB (4 nodes x 4), or --gpu-model ...`."""
+    """Return the choices: `--gpu-model A100-PCIe-40GB (4 nodes x 4), or --gpu-model ...`."""
     return "ask for " + ", or ".join(
         f"--gpu-model {group.gpu.model} ({count_of(group.nodes, 'node')} x {group.gpu.per_node})"
         for group in groups

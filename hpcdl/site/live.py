@@ -82,7 +82,7 @@ class LivePartition:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """A cluster as its Slurm shows it. `notes` are what a person should know of it now."""
+    """A cluster as its Slurm shows it. `notes` are for the administrator."""
 
     name: str
     version: str
@@ -157,7 +157,7 @@ def _limited(
 
 
 def plugins_of(config: Mapping[str, str], key: str) -> tuple[str, ...]:
-    """`task/cgroup,task/affinity` behind the slashes, as far as a site file can say it. Pure."""
+    """Return the plug-ins of `task/cgroup,task/affinity` that a site file can have. Pure."""
     found = (one.strip().rpartition("/")[2] for one in config.get(key, "").split(","))
     return tuple(one for one in found if one in _PLUGINS[key])
 
@@ -268,7 +268,7 @@ def _sealed(text: str) -> str:
 
 
 def is_unedited(text: str) -> bool:
-    """Whether a file is a draft of ours that nobody edited: `site init` may replace it."""
+    """Whether a file is an unedited draft of hpcdl: `site init` may replace it."""
     body, seal, _ = text.rpartition(f"\n\n{_SEAL}")
     return bool(seal) and _sealed(f"{body}\n") == text
 
@@ -309,7 +309,7 @@ def _perhaps(kind: str) -> str:
 
 
 class Drift(NamedTuple):
-    """One difference: the key of the site file, what it says, what the cluster shows."""
+    """One difference: the key of the site file, its value there, and the cluster's value."""
 
     key: str
     file: str
@@ -317,7 +317,7 @@ class Drift(NamedTuple):
 
 
 def compare(site: Site, cluster: LiveCluster) -> tuple[Drift, ...]:
-    """Where the site file and the live cluster differ, in the file's order. Pure."""
+    """Return the differences of the site file and the live cluster, in the file's order. Pure."""
     live = {part.name: part for part in cluster.partitions}
     drifts = [*_slurm(site, cluster)]
     for name, part in site.partitions.items():

@@ -115,7 +115,7 @@ def load_site(path: Path) -> Site:
 
 
 def _spack(values: dict[str, Any]) -> SpackSettings:
-    """The padding of a tree that is there already is what it was made with: none, if not said."""
+    """Return the Spack settings; an existing tree keeps its padding (none by default)."""
     given = {"padded_length": 0} if "store" in values else {}
     return build(SpackSettings, {**given, **values})
 

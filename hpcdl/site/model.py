@@ -75,7 +75,7 @@ class Gpu(NamedTuple):
 
     @property
     def driver_name(self) -> str:
-        """The part of the driver's name for it that tells it from other models."""
+        """The part of the driver's name that distinguishes this model from others."""
         return self.figures.driver_name or self.model.split("-")[0]
 
 
@@ -177,7 +177,7 @@ class PartitionGpus:
 
 @dataclass(init=False, repr=False, eq=False)
 class GpuDescription:
-    """A GPU model that hpcdl does not know, or knows otherwise. The facts have what is left out."""
+    """A GPU model that the facts lack or describe differently; the facts give what is left out."""
 
     compute: str | None = option(
         "CUDA compute capability; `nvidia-smi --query-gpu=compute_cap --format=csv` shows it",
@@ -346,7 +346,7 @@ class Partition:
 
     @property
     def label(self) -> str:
-        """Its name; of a group, with the GPU model, and the count where that does not tell."""
+        """The name; for a group with the GPU model, and the count if the model is not unique."""
         if not self.fellows or self.gpu is None:
             return self.name
         like = any(one.gpu and one.gpu.model == self.gpu.model for one in self.fellows)

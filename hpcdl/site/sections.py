@@ -39,7 +39,7 @@ _EXTERNAL = {
 
 
 def no_default(_: object) -> None:
-    """For what is worked out where the file does not say it: editors are shown no default."""
+    """Write no default to the schema: the value is derived if the file leaves it out."""
 
 
 def _expanded(text: str) -> Path:
@@ -322,7 +322,7 @@ class SpackSettings:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much of a kind `hpcdl clean` keeps; its own figures where nothing is said."""
+    """How much of a kind `hpcdl clean` keeps; hpcdl's own limits by default."""
 
     days: float | None = option(
         "Older ones are removed", None, type="number", minimum=0, maximum=36500, example=30

@@ -89,7 +89,7 @@ def version() -> str:
 
 
 def job(job_id: int) -> JobRecord | None:
-    """What is known of a job: slurmctld first, then accounting; None when both forgot it.
+    """Return a job's record: from slurmctld, else from accounting; None if neither has it.
 
     Raises:
         SlurmAway: it does not answer, or it is unknown how the job ended: ask again.
@@ -106,7 +106,7 @@ def job(job_id: int) -> JobRecord | None:
 
 
 def with_accounting(records: dict[int, JobRecord], jobs: Sequence[int]) -> dict[int, JobRecord]:
-    """The same, with what accounting alone knows of jobs: forgotten ones, and who cancelled one.
+    """Return `records` with accounting's data: forgotten jobs, and who cancelled a job.
 
     It is asked once for all of them; a slow database delays no other answer.
     """
@@ -119,7 +119,7 @@ def with_accounting(records: dict[int, JobRecord], jobs: Sequence[int]) -> dict[
 
 
 def accounted(jobs: Sequence[int]) -> dict[int, JobRecord]:
-    """What accounting knows of jobs, by id, all their runs; slurmctld may have forgotten them."""
+    """Return accounting's records of jobs, by id, all their runs, also of old jobs."""
     runs: dict[str, list[str]] = {}
     for first in range(0, len(jobs), _IDS_AT_ONCE):
         ids = ",".join(map(str, jobs[first : first + _IDS_AT_ONCE]))
@@ -130,7 +130,7 @@ def accounted(jobs: Sequence[int]) -> dict[int, JobRecord]:
 
 
 def usage(job_id: int) -> parse.Usage | None:
-    """What a job had and used; None without accounting, or where that does not know it."""
+    """Return a job's allocation and usage; None without accounting or its record."""
     lines = _accounted(job_id, parse.USAGE_FIELDS)
     return parsed(parse.usage, lines, "sacct") if lines else None
 
@@ -142,7 +142,7 @@ def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
 
 
 def sacct(fields: str, *options: str) -> tuple[CommandResult, list[str]]:
-    """An answer of accounting, and its lines in a form that nobody's job can forge."""
+    """Return an answer of sacct, and its lines in a form that no job's name can forge."""
     mark = f"|{secrets.token_hex(8)}|"
     asked = ["sacct", "--noheader", "--parsable2", f"--delimiter={mark}", f"--format={fields}"]
     answer = ask([*asked, *options], check=False)
@@ -226,17 +226,17 @@ def sees_all_jobs() -> bool:
 
 
 def own_accounts() -> tuple[str, ...]:
-    """The accounts that this user may charge; none where accounting does not say."""
+    """Return the accounts that this user may charge; none if accounting does not list them."""
     return _accounting("association", f"user={user_name()}", "format=Account")
 
 
 def all_qos() -> tuple[str, ...]:
-    """Every quality of service; none where accounting does not say."""
+    """Return every quality of service; none if accounting does not list them."""
     return _accounting("qos", "format=Name")
 
 
 def qos_limits(names: Collection[str]) -> tuple[QosLimits, ...]:
-    """The limits of these qualities of service; none where accounting does not say."""
+    """Return the limits of these qualities of service; none if accounting does not list them."""
     if not names:
         return ()
     found = _accounting_lines("qos", f"name={','.join(names)}", f"format={parse.QOS_FIELDS}")
@@ -291,7 +291,7 @@ def node_details() -> list[str]:
 
 
 def test_only(options: Sequence[str]) -> str:
-    """What Slurm answers to a job of these options that is not queued: a start, or a refusal."""
+    """Return Slurm's answer to `sbatch --test-only` with these options: a start, or a refusal."""
     argv = ["sbatch", "--test-only", *options, "--wrap=true"]
     answer = ask(argv, check=False, seconds=_TEST_SECONDS)
     return answer.stderr.strip() or answer.stdout.strip()
@@ -341,7 +341,7 @@ def is_full(fault: BadInput) -> bool:
 
 
 class SubmitLimits(NamedTuple):
-    """What Slurm takes now: so many tasks in one array, and so many more jobs.
+    """The limits now: tasks of one array, and more jobs.
 
     `setting` names what bounds the jobs: slurm.conf's MaxJobCount, or a limit of accounting.
     """
@@ -381,7 +381,7 @@ def _accounted_limits(qos: str | None) -> list[tuple[str, int]]:
 
 
 def refusal(script: Path) -> str:
-    """What `sbatch --test-only` refuses a script for; '' where it takes it.
+    """Return why `sbatch --test-only` refuses a script; '' if it accepts the script.
 
     That nodes are not there at the moment is no refusal: the job would wait for them.
 
@@ -451,7 +451,7 @@ def ask(
 
 
 def _patience(program: str, seconds: float) -> Callable[[], None]:
-    """Says once that Slurm is slow, so that nobody takes a silent command for a dead one."""
+    """Return a function that prints once that Slurm is slow, so that nobody kills the command."""
     late = time.monotonic() + _SLOW_SECONDS
     warned: list[str] = []
 
@@ -487,7 +487,7 @@ def refuse(answer: CommandResult, what: str = "") -> None:
 
 
 def parsed(parser: Callable[[_Text], _T], text: _Text, command: str) -> _T:
-    """What a parser reads in an answer; `MissingPrerequisite` where it is none of this command."""
+    """Return what `parser` reads in a command's output; `MissingPrerequisite` if unexpected."""
     try:
         return parser(text)
     except (KeyError, ValueError, IndexError) as fault:

@@ -1,4 +1,4 @@
-"""What runs of jobs took of the machine, as accounting tells it."""
+"""Usage of runs of jobs, from accounting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcdl.system.errors import MissingPrerequisite
 
 
 class Consumed(NamedTuple):
-    """What one run of a job took of the machine; `month` is that of its start, `2026-03`.
+    """The usage of one run of a job; `month` is that of its start, `2026-03`.
 
     `energy_kwh` is None where Slurm measures none.
     """
@@ -54,7 +54,7 @@ def consumed_by(line: str) -> Consumed:
 
 
 def consumed(since: str, until: str, *, everybody: bool) -> tuple[Consumed, ...]:
-    """What jobs took of the machine in a time, by accounting; a requeued job is there per run.
+    """Return the usage of jobs in a period, from accounting; a requeued job has one row per run.
 
     Times are as `sacct --starttime` takes them; `everybody` means all users' jobs, as far as Slurm
     shows them, instead of one's own.

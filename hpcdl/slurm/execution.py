@@ -15,7 +15,7 @@ from hpcdl.system.errors import HpcdlError
 
 @dataclass(frozen=True)
 class ExecutionProfile:
-    """What holds of measurements; the defaults are those of a cluster of real nodes."""
+    """The rules for measurements; the defaults are those of a cluster of real nodes."""
 
     name: str
     max_jobs: int = 8  # checks that run at a time

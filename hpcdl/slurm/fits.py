@@ -1,4 +1,4 @@
-"""Whether a partition can ever run what a job asks for: one judge for all commands. Pure.
+"""Checks if a partition can ever run a job's request: one check for all commands. Pure.
 
 `PartitionLimits` is what a partition allows, from a site file or from the live Slurm;
 `ResourceRequest` what a job asks for, from directives or from a layout. A number that nobody knows
@@ -32,7 +32,7 @@ class NodeKind(NamedTuple):
 
 
 class PartitionLimits(NamedTuple):
-    """What a partition allows: its nodes, the longest time in minutes, its QOS.
+    """The limits of a partition: its nodes, the longest time in minutes, its QOS.
 
     `qos`, `arrays` (MaxArraySize) and `mpi` (what `srun --mpi=` takes) are None where unknown.
     """
@@ -46,7 +46,7 @@ class PartitionLimits(NamedTuple):
 
 
 class ResourceRequest(NamedTuple):
-    """What a job asks for; None where it leaves that to Slurm. Memory in MB, time in minutes.
+    """A job's request; None where the job leaves it to Slurm. Memory in MB, time in minutes.
 
     `gpus` and `gpus_per_node` are (type, count) pairs, with type '' for any.
     """
@@ -99,7 +99,7 @@ class Cluster:
 
 
 class Misfit(NamedTuple):
-    """What does not fit: the fields of the request that are too much, and why, in words."""
+    """A part of a request that does not fit: the fields of the request, and why."""
 
     fields: tuple[str, ...]
     why: str
@@ -120,7 +120,7 @@ def misfits(request: ResourceRequest, limits: PartitionLimits) -> tuple[Misfit, 
 
 
 def _beyond_limits(request: ResourceRequest, limits: PartitionLimits) -> list[Misfit]:
-    """What the partition itself refuses, whatever its nodes are."""
+    """Return what the partition itself refuses, whatever its nodes are."""
     reasons: list[Misfit] = []
     name = f"'{limits.name}'"
     if request.minutes and limits.minutes and request.minutes > limits.minutes:
@@ -137,7 +137,7 @@ def _beyond_limits(request: ResourceRequest, limits: PartitionLimits) -> list[Mi
 
 
 def _on_nodes(request: ResourceRequest, kind: NodeKind, name: str) -> list[Misfit]:
-    """What one node of a kind cannot hold."""
+    """Return the parts of a request that do not fit one node of a kind."""
     has, reasons = f"'{name}' has", list[Misfit]()
     for wanted, count in request.gpus_per_node:
         most = gpus_of(kind, wanted)
@@ -166,7 +166,7 @@ def _on_nodes(request: ResourceRequest, kind: NodeKind, name: str) -> list[Misfi
 
 
 def _in_all(request: ResourceRequest, limits: PartitionLimits) -> list[Misfit]:
-    """What all nodes that the job may have cannot hold together."""
+    """Return the parts of a request that do not fit all nodes of the job together."""
     reasons: list[Misfit] = []
     total = sum(kind.nodes for kind in limits.kinds)
     nodes = total if request.nodes is None else min(total, request.nodes)

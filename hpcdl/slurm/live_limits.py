@@ -1,4 +1,4 @@
-"""What the Slurm on PATH has and allows, for the judge of requests (hpcdl.slurm.fits)."""
+"""The limits of the Slurm on PATH, for the check of requests (hpcdl.slurm.fits)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hpcdl.system.errors import HpcdlError
 
 
 def live_cluster() -> Cluster:
-    """Return what the Slurm on PATH says of its partitions, names and settings.
+    """Return the partitions, names and settings of the Slurm on PATH.
 
     Raises:
         MissingPrerequisite: there is none, or it does not answer.
@@ -63,7 +63,7 @@ def _limits(
 
 
 def _kind(node: parse.NodeRecord) -> tuple[int, int, tuple[tuple[str, int], ...], frozenset[str]]:
-    """What makes two nodes equal for a job: CPUs and MB that jobs may have, GPUs, features."""
+    """Return the key by which nodes are equal for a job: CPUs and MB for jobs, GPUs, features."""
     gpus = tuple((kind or "", count) for kind, count in node.gpus)
     return node.cpus, node.memory_mb, gpus, frozenset(node.features)
 

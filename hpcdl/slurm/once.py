@@ -137,7 +137,7 @@ def by_token(tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
 
 
 def accounted(tokens: Collection[str]) -> dict[str, tuple[int, ...]]:
-    """`by_token` of jobs that slurmctld forgot: from accounting, which tells since Slurm 21.08."""
+    """`by_token` for jobs that slurmctld forgot: from accounting, possible since Slurm 21.08."""
     if not tokens or shutil.which("sacct") is None:
         return {}
     answer = ask(

@@ -10,7 +10,7 @@ from hpcdl.slurm.rules import Span, span
 
 
 class OptionFact(NamedTuple):
-    """What one command accepts: a name, its letter, its argument (required, optional, none)."""
+    """An option of a command: its name, its letter, its argument (required, optional, none)."""
 
     name: str
     letter: str
@@ -20,7 +20,7 @@ class OptionFact(NamedTuple):
 
 @cache
 def known_options(command: str) -> dict[str, OptionFact]:
-    """The options that some release of a command (sbatch, srun) or a plug-in knows, by name."""
+    """Return the options of all releases of a command (sbatch, srun) or a plug-in, by name."""
     facts = load("slurm_options")
     own = [row for row in facts["options"] if command in row["commands"]]
     return {

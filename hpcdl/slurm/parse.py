@@ -36,7 +36,7 @@ _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
 
 
 class JobRecord(NamedTuple):
-    """What Slurm knows of a job now. Times are Slurm's text, empty where unknown.
+    """Slurm's current record of a job. Times are Slurm's text, empty if unknown.
 
     `exit_code` and `signal` are those of the batch script; `restarts` counts requeues.
     `array_job` and `array_tasks` say which tasks of which array it is; those that still wait
@@ -78,7 +78,7 @@ class JobRecord(NamedTuple):
 
 
 class Usage(NamedTuple):
-    """What accounting says a job had and used.
+    """A job's allocation and usage, from accounting.
 
     `allocated` is AllocTRES by name (`cpu`, `mem`, `node`, `gres/gpu:p100`), as Slurm's text.
     `max_rss_mb` is the largest resident memory of one task, in MB, as Slurm sampled it; None
@@ -99,7 +99,7 @@ class Usage(NamedTuple):
 
 
 class NodeRecord(NamedTuple):
-    """A node as slurmctld knows it; memory in MB, `gres` as Slurm writes it.
+    """slurmctld's record of a node; memory in MB, `gres` as Slurm writes it.
 
     `usable_cpus` are those that jobs may have: CPUEfctv, or without CoreSpecCount; `memory_mb` is
     what they may have, RealMemory without MemSpecLimit.
@@ -125,7 +125,7 @@ class NodeRecord(NamedTuple):
 
 
 class PartitionRecord(NamedTuple):
-    """A partition as slurmctld knows it; `qos` is its own, `allowed_qos` '' where all are."""
+    """slurmctld's record of a partition; `qos` is its own, `allowed_qos` is '' for all."""
 
     name: str
     nodes: str
@@ -149,7 +149,7 @@ class Reservation(NamedTuple):
 
 
 class QosLimits(NamedTuple):
-    """What a quality of service allows, as Slurm writes it; '' for no limit."""
+    """The limits of a quality of service, as Slurm writes them; '' for no limit."""
 
     name: str
     max_wall: str
@@ -182,7 +182,7 @@ def pairs(line: str) -> dict[str, str]:
 
 
 def job_id(text: str) -> int:
-    """What `sbatch --parsable` prints: `7` or `7;cluster`."""
+    """Return the job id in the output of `sbatch --parsable`: `7` or `7;cluster`."""
     number = int(text.strip().split(";")[0])
     if number < 1:
         raise ValueError(f"{number} is no job id")
@@ -264,7 +264,7 @@ def job(fields: Sequence[str], ended: Sequence[int] = (0, 0, 0)) -> JobRecord:
 
 
 def exits(text: str) -> dict[int, tuple[int, int, int]]:
-    """What squeue answers to EXIT_FORMAT: exit code, signal and restarts by job id.
+    """Return exit code, signal and restarts by job id, from squeue's EXIT_FORMAT.
 
     Slurm 24.11 writes `3:0`, 22.05 the wait status 768 (wait(2)).
     """

@@ -75,7 +75,7 @@ class Span(NamedTuple):
     until: SlurmRelease | None = None
 
     def holds(self, release: SlurmRelease) -> bool:
-        """Whether a release lies in the span."""
+        """Whether a release is in the span."""
         begun = self.since is None or release >= self.since
         return begun and (self.until is None or release < self.until)
 
@@ -149,7 +149,7 @@ def rule(rule_id: str) -> SlurmRule:
 
 
 def mpi_plugins(version: str | SlurmRelease) -> tuple[str, ...]:
-    """What `srun --mpi=` may name in a release, where Slurm was built with it."""
+    """Return the values of `srun --mpi=` in a release, if Slurm was built with them."""
     release = as_release(version)
     rows = load("slurm_rules")["mpi"]
     return tuple(row["name"] for row in rows if span(row).holds(release))

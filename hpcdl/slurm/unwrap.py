@@ -1,4 +1,4 @@
-"""What a command line runs behind its wrappers, launchers and containers. Pure.
+"""Finds the program of a command line behind wrappers, launchers and containers. Pure.
 
 `env A=b timeout 5m srun -n4 apptainer exec --nv x.sif python a.py` has five programs: env, timeout,
 srun, apptainer and python. Whoever asks what a job runs, or how its ranks start, asks here.
@@ -94,7 +94,7 @@ def _of_srun() -> _Wrapper:
 
 
 def unwrap(words: Sequence[str]) -> tuple[int, ...]:
-    """Where in `words` each program begins, the outermost first; the last wraps nothing."""
+    """Return the index in `words` of each program, the outermost first; the last wraps nothing."""
     starts: list[int] = []
     at = 0
     while at < len(words):
@@ -108,7 +108,7 @@ def unwrap(words: Sequence[str]) -> tuple[int, ...]:
 
 
 def _behind(words: Sequence[str], at: int, row: _Wrapper, *, assigns: bool) -> int:
-    """Where the program of a wrapper begins; the end where it runs none."""
+    """Return the index of a wrapper's program; the end if it runs none."""
     if row.verbs:
         while at < len(words) and words[at].startswith("-"):
             at += 1

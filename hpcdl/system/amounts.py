@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
-    """What argparse takes for a number of things: a whole one, from `least` on, up to `most`."""
+    """Return the argparse type of an integer from `least` to `most`."""
 
     def whole(text: str) -> int:
         with suppress(ValueError):  # thousands of digits are no number to Python either

@@ -59,7 +59,7 @@ _Note = Callable[[_Path, BadInput], None]
 
 
 class Declaration(NamedTuple):
-    """All that is declared of the field `name`; the module's text says what each part means."""
+    """The declaration of the field `name`; the module's docstring explains each part."""
 
     help: str
     schema: Schema
@@ -255,7 +255,7 @@ def read_file(cls: type, document: Document, version: int | None = None) -> dict
 
 
 def build(cls: type[_Record], values: Mapping[str, Any], note: _Note | None = None) -> _Record:
-    """The record of checked written forms; what `read` refuses goes to `note`, or is raised."""
+    """Return the record of checked written forms; errors of `read` go to `note`, or are raised."""
     found = _values(cls, values, note)
     if note and any(one.default is MISSING and one.name not in found for one in entries(cls)):
         return None  # type: ignore[return-value]  # the faults of the document say what is missing

@@ -98,7 +98,7 @@ class PartlyDone(HpcdlError):
 
 
 def of_the_system(fault: OSError) -> MissingPrerequisite:
-    """What no package foresaw: the file system's own text, and no traceback."""
+    """Return the error for an unexpected OSError: the system's own text, no traceback."""
     reason = fault.strerror or type(fault).__name__
     return MissingPrerequisite(
         f"{str(fault.filename)[:300]}: {reason}" if fault.filename else reason,

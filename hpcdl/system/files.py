@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and locks that say who holds them.
+"""Files that are whole or absent, and locks that name their holder.
 
 Every write goes to a temporary name in the same directory, is synced and renamed, so that a
 killed command leaves the old content. Failures of the file system (full, read-only, quota)
@@ -153,7 +153,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """A value as JSON, indented; `default` converts what JSON does not know."""
+    """Return a value as indented JSON; `default` converts types that JSON lacks."""
     how: dict[str, Any] = {"indent": 2, "ensure_ascii": False, "default": default}
     try:
         return json.dumps(value, allow_nan=False, **how)
@@ -243,7 +243,7 @@ def locked(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
 
 
 def _hold(path: Path, deadline: float) -> int:
-    """A descriptor that has the lock; anew where the file was removed by who had it before.
+    """Return a locked descriptor; opens again if the previous holder removed the file.
 
     A file system that has no locks is refused: without them two would work at once.
     """

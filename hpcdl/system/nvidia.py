@@ -1,4 +1,4 @@
-"""What the NVIDIA driver says of this node's GPUs: nvidia-smi, and what is wrong with them.
+"""The NVIDIA driver's view of this node's GPUs: nvidia-smi, and what is wrong with the GPUs.
 
 Standard library only: every rank of a job asks before its program starts. An nvidia-smi that is
 there and fails is a fault. It once counted as "no driver here", and jobs ran on dead GPUs.
@@ -47,7 +47,7 @@ class DriverReport:
 
     @property
     def driver(self) -> str:
-        """The driver's version, '' where nvidia-smi does not say it."""
+        """The driver's version, '' if nvidia-smi does not show it."""
         return next((gpu.driver for gpu in self.gpus if gpu.driver), "")
 
 

@@ -97,7 +97,7 @@ def _pythons(path: str) -> tuple[str, ...]:
 
 
 def that_start(minors: Sequence[str]) -> tuple[str, ...]:
-    """Those of `pythons` that start: pyenv has a program for each that it knows, chosen or not."""
+    """Return those of `pythons` that start: pyenv has a program for each version, active or not."""
     return (*minors[:1], *(one for one in minors[1:] if _starts(one, os.environ.get("PATH", ""))))
 
 
@@ -111,7 +111,7 @@ def _starts(minor: str, _path: str) -> bool:
 
 
 def nvidia_driver(file: Path = _DRIVER) -> str | None:
-    """The NVIDIA driver's version as the kernel module says, `550.54.15`; None without one."""
+    """Return the version of the NVIDIA kernel module, `550.54.15`; None without one."""
     try:
         found = _DRIVER_VERSION.search(file.read_text(encoding="utf-8", errors="replace"))
     except OSError:

@@ -65,7 +65,7 @@ def templates(name: str, **options: Any) -> jinja2.Environment:
 
 
 def home(*parts: str) -> Path:
-    """Where hpcdl keeps what it makes on this machine: HPCDL_HOME, else ~/.local/share/hpcdl.
+    """Return hpcdl's data directory: HPCDL_HOME, else ~/.local/share/hpcdl.
 
     `parts` name what is meant in it. MissingPrerequisite where somebody else can change that path.
     """
@@ -73,7 +73,7 @@ def home(*parts: str) -> Path:
 
 
 def cache(*parts: str) -> Path:
-    """What can be made again (wheels, root file systems): HPCDL_CACHE, else ~/.cache/hpcdl.
+    """Return the cache directory (wheels, root file systems): HPCDL_CACHE, else ~/.cache/hpcdl.
 
     As `home`: much of it is executed, by root as well.
     """
@@ -101,7 +101,7 @@ def expand(text: str) -> str:
 
 
 def cached(kind: str, sources: Sequence[bytes | Path], make: Callable[[], Any]) -> Any:
-    """What `make` gives, as JSON holds it, made once for the same sources: contents, or files.
+    """Return `make()` as JSON values, cached until one of the sources (contents, or files) changes.
 
     What is kept is found by a digest of contents, never of times or names, so it cannot be stale.
     A failure of `make` is not kept; any other only means that a value is made again.

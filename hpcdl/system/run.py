@@ -36,7 +36,7 @@ _MODULE = (
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What one command did: enough to check it, to show it, and to run it again."""
+    """The result of one command: enough to check it, to show it, and to run it again."""
 
     argv: tuple[str, ...]
     directory: Path
@@ -223,7 +223,7 @@ def module_argv(python: str | Path, name: str) -> list[str | Path]:
 
 
 def tie() -> Callable[[], None]:
-    """What a child calls so that the kernel kills it with its parent (prctl(2))."""
+    """Return a function for the child process: the kernel kills it with its parent (prctl(2))."""
     import ctypes
 
     libc, die_with_parent = ctypes.CDLL(None), 1

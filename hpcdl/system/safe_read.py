@@ -72,7 +72,7 @@ def last_text(path: Path, limit: int = 100_000, end: int | None = None) -> str:
 
 
 def unreadable(path: Path, fault: Exception) -> BadInput:
-    """That a file cannot be read, why, and what may be meant."""
+    """Return the error for a file that cannot be read, with the reason and a hint."""
     reason = getattr(fault, "strerror", None) or "its name is impossible"
     hint = "ask its owner for the right to read it" if isinstance(fault, PermissionError) else ""
     if isinstance(fault, OSError) and fault.errno == errno.ELOOP:

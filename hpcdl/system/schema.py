@@ -105,7 +105,7 @@ def _fault(
 
 
 def _below(source: _Source, what: str, key: str) -> str:
-    """What the value of a key is called."""
+    """Return the name of a key's value in messages."""
     if isinstance(source, Document):
         return f"'{key}'"
     return short(key) if what == _ROOT else f"{what}.{short(key)}"
@@ -246,7 +246,7 @@ def _shown(number: float) -> str:
 
 
 def _written(node: Scalar, whole: bool) -> float | None:
-    """The number that a document's text says, None where it says none."""
+    """Return the number in a document's text, None if it is no number."""
     pattern = _INTEGER if whole else _NUMBER
     if node.quoted or not pattern.match(node.text):
         return None

@@ -95,7 +95,7 @@ def wrapped(text: str) -> str:
 
 
 def listed(names: Mapping[str, str]) -> str:
-    """Names with what is said of each beside it, wrapped."""
+    """Return lines of names, each with its description beside it, wrapped."""
     from textwrap import wrap
 
     width = max(map(len, names))
@@ -185,7 +185,7 @@ class StatusLine:
         self._shown, self._key = text, key
 
     def _whole(self) -> str:
-        """What makes a line that stays a whole one: it was cut while it was renewed in place."""
+        """Return the text that completes a line which was cut while it was updated in place."""
         line = in_a_line(self._shown)
         cut = len(line) >= shutil.get_terminal_size().columns
         return command("\r\x1b[K", self._stream) + line if cut else ""

@@ -58,14 +58,14 @@ def require_no_stranger(path: Path) -> Path:
 
 
 def require_own(path: Path) -> None:
-    """Raise unless a directory is this user's or root's: what others put there would run as him."""
+    """Raise unless a directory is this user's or root's: files of others would run as this user."""
     for owner in (path.lstat().st_uid, path.stat().st_uid):  # who made a link can turn it
         if owner not in _owners():
             raise _untrusted(path, f"it belongs to {user_of(owner)}")
 
 
 def require_known_owner(path: Path, status: os.stat_result) -> None:
-    """Raise unless a file that says what to run comes from whom this command trusts already.
+    """Raise unless a file that names programs to run belongs to an owner that is trusted already.
 
     Site, job and study files, checks: they name programs and directories that are run. Trusted are
     root, this user, and who can change hpcdl itself: the owner of its package, and its group where
@@ -128,7 +128,7 @@ def _foreign(path: Path, reason: str, hint: str) -> MissingPrerequisite:
 
 
 def make_private(path: Path, mode: int = 0o700) -> Path:
-    """Make a directory, with those above it, that nobody else can write to, whatever the umask.
+    """Make a directory, and its parents, that only this user can write to, whatever the umask.
 
     What is there already is refused where it is another user's, a link, or open to others.
     """
@@ -151,7 +151,7 @@ def _require_end(path: Path, status: os.stat_result, closed: bool) -> None:
 
 
 def _walk(path: Path) -> bool:
-    """Check every directory from the root down to `path`, as the kernel goes: through links.
+    """Check every directory from the root down to `path`, as the kernel does: through links.
 
     Whether one that it lies below is this user's and closed to others.
     """
@@ -191,7 +191,7 @@ def _status(path: Path) -> os.stat_result:
 
 
 def _others_write(path: Path, status: os.stat_result) -> bool:
-    """Whether somebody else may write there; a group that is this user's own is nobody else.
+    """Whether another user may write there; this user's own group does not count.
 
     With an access list the group's permissions are the most that any of its users has (acl(5)).
     """
@@ -215,7 +215,7 @@ def _own_group(number: int) -> bool:
 
 @cache
 def _owners() -> frozenset[int]:
-    """Whose directories are passed through: this user's and root's.
+    """Return the uids whose directories may be passed through: this user's and root's.
 
     In a container of a user the machine's root has no number of its own (user_namespaces(7)).
     """

@@ -62,7 +62,7 @@ def lint(
     cluster: Cluster | None = None,
     sourced: Sourced | None = None,
 ) -> tuple[LintFinding, ...]:
-    """What is wrong with a batch script on a release of Slurm, in the order of its lines.
+    """Return what is wrong with a batch script on a release of Slurm, in the order of its lines.
 
     What is to be said with the same words of several lines is one finding, at the first. Where they
     are known, `cluster` adds checks of its names and partitions, and `partition` is that of scripts

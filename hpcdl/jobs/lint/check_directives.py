@@ -78,7 +78,7 @@ def _said(line: SourceLine) -> str:
 
 
 def _notes_begin(script: BatchScript, batch: bool) -> int:
-    """From where on a late directive is a note, not meant for sbatch.
+    """Return the offset after which a directive is a note, not an option for sbatch.
 
     What stands behind `exit` or behind all commands; in a script without others, behind its work.
     """
@@ -179,7 +179,7 @@ def unknown_options(job: Job) -> Iterator[Hit]:
 
 
 def _ambiguous(command: str, beginning: str) -> str:
-    """What getopt says of the beginning of several options, or nothing."""
+    """Return getopt's message for an ambiguous abbreviation of an option; '' if there is none."""
     able = sorted({fact.name for fact in prefixes(command).get(beginning, ())})
     return f": it may be {one_of(f'--{name}' for name in able[:6])}" if len(able) > 1 else ""
 
@@ -329,7 +329,7 @@ _FIELDS = {
 
 @checks("partition-limit")
 def beyond_the_partition(job: Job) -> Iterator[Hit]:
-    """What the directives ask for against the partitions that they name, where those are known."""
+    """Requests that exceed the partitions that the directives name, if those are known."""
     for part in job.script.components:
         request = part.request
         found = [misfits(request, limits) for limits in job.limits_for(part)]
@@ -366,7 +366,7 @@ def refused_values(job: Job) -> Iterator[Hit]:
 
 
 def expects(option: Option, release: SlurmRelease) -> str | None:
-    """How a value is to be written, where it is written otherwise; None where it is right."""
+    """Return the right form of a badly written value; None if the value is right."""
     value, fact = option.value, option.fact
     if fact is None or option.name in {"help", "usage", "version"}:
         return None

@@ -28,7 +28,7 @@ _AT_ONCE = {
 
 @checks("shebang", "dos-line-ends", "nul-character", "byte-order-mark")
 def refused_text(job: Job) -> Iterator[Hit]:
-    """What sbatch refuses before it reads any directive."""
+    """Text that sbatch refuses before it reads any directive."""
     text = job.script.text
     marked = (line.start for line in job.script.lines if line.text.startswith("#SBATCH"))
     meant = job.script.is_batch or any(map(job.script.is_comment, marked))
@@ -158,7 +158,7 @@ def indented_directives(job: Job) -> Iterator[Hit]:
 
 @checks("typographic")
 def word_processor(job: Job) -> Iterator[Hit]:
-    """What a word processor or a web page put in place of quotes, dashes and blanks."""
+    """Typographic quotes, dashes and blanks from a word processor or a web page."""
     for line in job.script.header:
         statement = re.split(r"\s#", line.text)[0]  # without its comment
         found = _TYPOGRAPHIC.search(statement) if statement.startswith(("#SBATCH", "#!")) else None

@@ -27,7 +27,7 @@ _EARLY = 60
 
 
 class _WallSignal(NamedTuple):
-    """What --signal asks for: the signal without SIG, seconds before the end, B and R."""
+    """The value of --signal: the signal without SIG, seconds before the end, B and R."""
 
     option: Option
     signal: str
@@ -95,7 +95,7 @@ def warning_signal(job: Job) -> Iterator[Hit]:
 
 
 def _outer(job: Job) -> list[ShellCommand]:
-    """The commands that the script itself runs, one after the other."""
+    """Return the commands that the script itself runs, in order."""
     apart = ("function", "substitution", "inner")
     return [one for one in job.script.commands if not one.within(*apart)]
 
@@ -176,7 +176,7 @@ def _settles(job: Job, traps: list[_Trap]) -> bool:
 
 @checks("status-lost", "wait-status")
 def lost_statuses(job: Job) -> Iterator[Hit]:
-    """Work whose exit code nobody sees: at the front of a pipe, or behind a bare `wait`."""
+    """Work whose exit code is lost: at the front of a pipe, or before a bare `wait`."""
     script = job.script
     seen = "PIPESTATUS" in script.text or "pipefail" in script.text
     commands = [

@@ -51,7 +51,7 @@ def _launches(job: Job) -> Iterator[JobStep]:
 
 
 def _has_cpus(step: JobStep) -> bool:
-    """Whether a step says its CPUs per task itself, or as a prefix."""
+    """Whether a step sets its CPUs per task, by an option or a variable before the command."""
     prefix = {word.raw.partition("=")[0] for word in step.command.assignments}
     named = prefix & {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
     return step.options.has("cpus-per-task") or bool(named)
@@ -79,7 +79,7 @@ def _set_for(job: Job, name: str) -> bool:
 
 @checks("srun-cpus-per-task-ignored")
 def cpus_by_variable(job: Job) -> Iterator[Hit]:
-    """CPUs per task said through the environment, where srun listens to another variable."""
+    """CPUs per task set by a variable, where srun reads another variable."""
     asked, own = job.options.has("cpus-per-task"), job.options.text("cpus-per-task")
     relying = any(
         not (step.options.has("cpus-per-task") or _unbound(step)) for step in _launches(job)
@@ -107,7 +107,7 @@ def cpus_changed(job: Job) -> Iterator[Hit]:
 
 @checks("step-of-shell")
 def lines_of_the_shell(job: Job) -> Iterator[Hit]:
-    """What only a shell can run, handed to srun as a program: a builtin, or a quoted line."""
+    """A builtin or a quoted line, which only a shell can run, given to srun as a program."""
     for step in job.sruns:
         first = next(iter(step.options.rest), None)
         if first is None or step.options.opaque:
@@ -295,7 +295,7 @@ def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
 
 @checks("cpus-per-gpu-ignored")
 def cpus_per_gpu(job: Job) -> Iterator[Hit]:
-    """CPUs counted per GPU, which steps know since one release only; a whole step has all CPUs."""
+    """CPUs per GPU, an option that steps have since one release only; a whole step has all CPUs."""
     alone = [
         step.options
         for step in job.sruns

@@ -1,4 +1,4 @@
-"""What the checks look at: a job, what it asks for, its cluster, and the hits that they yield.
+"""The input and output of checks: a job, its request, its cluster, and hits.
 
 A check is a function from a `Job` to hits, registered with the ids of the rules in
 facts/slurm_rules.yaml that it may yield. It knows no release: it yields what it sees, and the
@@ -58,7 +58,7 @@ def at(rule: str, place: Option | JobStep | Assignment | Word, detail: str = "")
 
 
 class Job:
-    """A script, the release that it is meant for, its partition and cluster as far as known."""
+    """A script, the release that it is for, its partition and cluster as far as known."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Job:
             self.tasks_per_node = self.options.tasks_per_node
 
     def limits_for(self, part: Options) -> list[PartitionLimits]:
-        """What the partitions allow that a component may run in, as far as that is known."""
+        """Return the limits of the partitions that a component may run in, as far as known."""
         named, known = part.text("partition"), self.cluster.limits
         if not named:
             default = known.get(self.cluster.default)
@@ -100,7 +100,7 @@ class Job:
 
     @cached_property
     def programs(self) -> list[tuple[tuple[Word, ...], ...]]:
-        """What each command runs: the words of its programs, wrappers first."""
+        """The words of the programs of each command, wrappers first."""
         return [programs_of(command.words) for command in self.script.commands]
 
     def programs_in(self, command: ShellCommand) -> tuple[tuple[Word, ...], ...]:
@@ -169,7 +169,7 @@ class Job:
         }.get(match[1])
 
     def mpirun_ranks(self, step: JobStep) -> int | None:
-        """How many ranks mpirun is to start; None where it does not say."""
+        """Return how many ranks mpirun starts; None if its options leave that open."""
         program = step.programs[0][0].start if step.programs else step.end
         own = [word for word in step.options.rest if word.start < program]
         for word, after in pairwise([*own, Word("", 0)]):
@@ -200,7 +200,7 @@ class Job:
         return None if step.options.has("ntasks", "nodes") else self.tasks_per_node
 
     def _number(self, step: JobStep, name: str) -> int | None:
-        """What a step says, in digits or by a variable in which Slurm repeats the job's option."""
+        """Return a step's number, from digits or the variable that repeats the job's option."""
         repeated = None if self.heterogeneous else _REPEATED.fullmatch(step.options.text(name))
         if repeated is None:
             return step.options.number(name)
@@ -208,7 +208,7 @@ class Job:
 
     @property
     def appends(self) -> bool:
-        """Whether --open-mode says to append to the log: its first letter decides."""
+        """Whether --open-mode appends to the log: its first letter decides."""
         return self.options.text("open-mode").lower().startswith("a")
 
     def commands_at(self) -> Iterator[tuple[str, Options]]:
@@ -224,7 +224,7 @@ class Job:
 
 
 def _counted(request: GpusAsked) -> bool:
-    """Whether a request says its number in digits."""
+    """Whether a request gives its number in digits."""
     return "$" not in request.option.text
 
 

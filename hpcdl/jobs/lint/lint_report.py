@@ -122,7 +122,7 @@ def _note_of_shell(script: BatchScript) -> None:
 
 
 def _of_sbatch(path: Path) -> tuple[LintFinding, ...]:
-    """What `sbatch --test-only` refuses a script for; that it does not answer is a note."""
+    """Return why `sbatch --test-only` refuses a script; print a note if it does not answer."""
     from hpcdl.slurm.client import refusal
 
     try:

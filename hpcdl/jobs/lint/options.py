@@ -152,7 +152,7 @@ class Options:
 
     @property
     def request(self) -> ResourceRequest:
-        """What a job of these options asks for, where it can be known."""
+        """The request of a job with these options, as far as it can be known."""
         counted = [gpus for gpus in self.gpus if "$" not in gpus.option.text]
         last = {name: self.last(name) for name in _GPU_OPTIONS}
         asked = [gpus for gpus in counted if gpus.option is last[gpus.option.name]]

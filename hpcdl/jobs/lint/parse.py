@@ -177,7 +177,7 @@ class BatchScript:
 
     @cached_property
     def _reading(self) -> Reading:
-        """What it runs, and what a file runs that it sources, where that is known."""
+        """The commands of the script and, where known, of the files that it sources."""
         reading = Reading(self.text if self.is_shell else "")
         for place, command in enumerate(reading.commands if self._reads else ()):
             file = command.words[1].value if len(command.words) > 1 else ""
@@ -317,7 +317,7 @@ def _filled(word: Word, known: dict[str, tuple[str, ...]]) -> list[Word]:
 
 
 def _assigned(command: ShellCommand) -> Iterator[Assignment]:
-    """What a command assigns: before its words, and as arguments of export and the like."""
+    """Yield a command's assignments: before its words, and as arguments of export and the like."""
     words = [(word, False) for word in command.assignments]
     if command.name in _DECLARERS:
         words += [(word, command.name == "export") for word in command.words[1:]]

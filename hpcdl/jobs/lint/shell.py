@@ -169,7 +169,7 @@ class Reading:
             self._statements(bash.parse(plain.encode()).root_node.children, scopes, 0)
 
     def _statements(self, nodes: Sequence[Node], scopes: _Scopes, depth: int) -> None:
-        """A list of statements and what stands between them."""
+        """Read a list of statements and the separators between them."""
         start = len(self.commands)
         for node in nodes:
             if node.type == "&":
@@ -212,7 +212,7 @@ class Reading:
                 self._statement(child, scopes, depth + 1)
 
     def _on_redirected_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        """A statement and its redirections, behind which more words or commands may stand."""
+        """Read a statement and its redirections, which more words or commands may follow."""
         body = node.child_by_field_name("body")
         redirects = [child for child in node.children if child.type in _REDIRECTS]
         start = len(self.commands)
