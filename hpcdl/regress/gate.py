@@ -7,7 +7,7 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
 from itertools import pairwise
@@ -117,10 +117,14 @@ def ask(
     unsure = {WARNING, POOLED}
     closing = tuple(finding for finding in findings if finding.kind not in unsure)
     warnings = tuple(finding for finding in findings if finding.kind in unsure)
+    warnings = (*_of_future(history), *warnings)
+    return GateAnswer(len(alive), closing, len(every_series), ended, warnings, tuple(accepted))
+
+
+def _of_future(history: History) -> Iterator[Finding]:
     if later := history.later():
         text = f"{later} results are dated in the future and count nowhere: is a clock wrong?"
-        warnings = (Finding(Series("", "", "", ""), "future", text), *warnings)
-    return GateAnswer(len(alive), closing, len(every_series), ended, warnings, tuple(accepted))
+        yield Finding(Series("", "", "", ""), "future", text)
 
 
 def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> set[Series]:

@@ -214,11 +214,7 @@ def make_fitting(
         options.callback, options.settings, first=ranks.rank == 0
     )
     if own:
-        keras_parts.check_compiled(options)
-        optimizer, losses = model.optimizer, model.loss
-        keras_parts.require_accumulation(options, optimizer)
-        for loss, spec in zip(tf.nest.flatten(losses), _flat(source.label_spec), strict=False):
-            keras_parts.check_labels(loss, spec)
+        optimizer, losses = _compiled_parts(options, model, source)
         probabilities = tf.identity
     else:
         outputs = tf.nest.flatten(model(recipe.example()))
@@ -252,6 +248,16 @@ def make_fitting(
         short,
         fused=fused,
     )
+
+
+def _compiled_parts(options: TrainOptions, model: Any, source: DataSource) -> tuple[Any, Any]:
+    """Return optimizer and loss of a model that its program compiled, checked for this run."""
+    keras_parts.check_compiled(options)
+    optimizer, losses = model.optimizer, model.loss
+    keras_parts.require_accumulation(options, optimizer)
+    for loss, spec in zip(tf.nest.flatten(losses), _flat(source.label_spec), strict=False):
+        keras_parts.check_labels(loss, spec)
+    return optimizer, losses
 
 
 def _flat(specs: Any) -> list[Any]:

@@ -225,16 +225,6 @@ def execute(
     `places` are further options of Slurm, by a job's name. Raises Stopped: a signal ended it; its
     jobs were cancelled.
     """
-    # Settings that a shell has for another ReFrame (RFM_*) would be added to the run's.
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("RFM_")},
-        "NO_COLOR": "1",
-        EVENTS_VARIABLE: str(run.events),
-        PARENT_VARIABLE: str(os.getpid()),
-        RECORD_VARIABLE: str(run.record),
-        PLACES_VARIABLE: json.dumps(places or {}),
-        "RFM_SAVE_LOG_FILES": "0",
-    }
     # In a group's work directory nobody else is to replace a script before Slurm reads it.
     mask = current_umask() | 0o022
     with terminable(), run.log.open("w") as log:
@@ -244,7 +234,7 @@ def execute(
                 process = subprocess.Popen(
                     argv,
                     cwd=run.path,
-                    env=env,
+                    env=_environment(run, places or {}),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -266,6 +256,20 @@ def execute(
     with suppress(HpcdlError):  # the next run tries again
         cancel_left_jobs(run)
     return read_session(run, process.returncode)
+
+
+def _environment(run: RunDirectory, places: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    # Settings that a shell has for another ReFrame (RFM_*) would be added to the run's.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RFM_")}
+    return {
+        **kept,
+        "NO_COLOR": "1",
+        EVENTS_VARIABLE: str(run.events),
+        PARENT_VARIABLE: str(os.getpid()),
+        RECORD_VARIABLE: str(run.record),
+        PLACES_VARIABLE: json.dumps(places),
+        "RFM_SAVE_LOG_FILES": "0",
+    }
 
 
 def _terminate(process: subprocess.Popen[bytes]) -> None:

@@ -85,15 +85,11 @@ def night_page(
     )
     shown = sorted(each, key=lambda view: (not view.alarm, view.series))
     rows = rows_of(run["verdicts"])
-    blocks = {
-        f"file-{index}-{kind}": {"text": content.text}
-        for index, attached in enumerate(files)
-        for kind, content in attached.items()
-    }
+    places = {row.partition for _, row in rows} | {view.series.place for view in shown}
     return _render(
         f"{site}: {answer.headline}",
         _sections(by_series, shown),
-        blocks,
+        _blocks(files),
         site=site,
         run=str(run.get("run", "")).rpartition("/")[2],
         when=when(str(run.get("run", ""))),
@@ -104,17 +100,28 @@ def night_page(
         rows=rows,
         counts=Counter(row.status for _, row in rows),
         attention=[*_attention(answer, run["verdicts"], rows, shown)],
-        # A verdict leads to the first figure of its case.
-        links={
-            (view.series.check, view.series.case, view.series.place): f"s{index}"
-            for index, view in reversed([*enumerate(shown)])
-        },
+        links=_first_figures(shown),
         verdicts=headline(run["verdicts"]),
         files=files,
-        partitions=sorted(
-            {row.partition for _, row in rows} | {view.series.place for view in shown}
-        ),
+        partitions=sorted(places),
     )
+
+
+def _blocks(files: Sequence[Mapping[str, Attached]]) -> dict[str, dict[str, str]]:
+    """Return the texts of files, by the ids that rows link to."""
+    return {
+        f"file-{index}-{kind}": {"text": content.text}
+        for index, attached in enumerate(files)
+        for kind, content in attached.items()
+    }
+
+
+def _first_figures(shown: Sequence[SeriesView]) -> dict[tuple[str, str, str], str]:
+    """Return the id of the first figure of each case, to which its verdict links."""
+    return {
+        (view.series.check, view.series.case, view.series.place): f"s{index}"
+        for index, view in reversed([*enumerate(shown)])
+    }
 
 
 def embedded_json(value: object) -> str:

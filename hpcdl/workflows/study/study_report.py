@@ -125,20 +125,7 @@ def as_data(report: Report) -> dict[str, Any]:
             for verdict in report.verdicts
         ],
         "measured": [_cell_data(report.findings, result) for result in report.findings.measured],
-        "predicted": [
-            {
-                "run": prediction.run.name,
-                "values": dict(prediction.values),
-                "gpus": prediction.gpus,
-                "images_per_second": round(prediction.rate, 3),
-                "low": _rounded(prediction.low),
-                "high": _rounded(prediction.high),
-                "measured": prediction.measured,
-                "relative_error": prediction.error,
-                "from_itself": prediction.from_itself,
-            }
-            for prediction in report.predicted
-        ],
+        "predicted": [*map(_prediction_data, report.predicted)],
         "missing": [
             {
                 "run": gap.cell.run.name,
@@ -175,6 +162,20 @@ def as_text(report: Report) -> str:
     head = ["cells without a measurement:"] if missing else []
     lines.append(f"accepted: {report.answer}")
     return "\n".join([*lines, *filter(None, [_busy(report.findings)]), *head, *missing])
+
+
+def _prediction_data(prediction: Predicted) -> dict[str, Any]:
+    return {
+        "run": prediction.run.name,
+        "values": dict(prediction.values),
+        "gpus": prediction.gpus,
+        "images_per_second": round(prediction.rate, 3),
+        "low": _rounded(prediction.low),
+        "high": _rounded(prediction.high),
+        "measured": prediction.measured,
+        "relative_error": prediction.error,
+        "from_itself": prediction.from_itself,
+    }
 
 
 def _cell_data(findings: Findings, one: CellMeasured) -> dict[str, Any]:
