@@ -9,6 +9,7 @@ apart from `load` because it needs YAML and the schema, and the values of a vali
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -27,6 +28,7 @@ from hpcdl.system.resources import expand
 from hpcdl.system.schema import Schema, check, short
 from hpcdl.system.text import did_you_mean
 
+_VARIABLE = re.compile(r"\$([A-Za-z_]\w*|\{[A-Za-z_]\w*(:-[\w/.-]*)?\})", re.ASCII)
 _TAKEN = frozenset({"store", "buildcache", "keys", "downloads"})
 """What all stacks share below PREFIX/spack, where each has a directory of its own name."""
 _CPU_ONLY = "leave out `gpu`: the partition then serves CPU jobs, as do all others"
@@ -110,7 +112,7 @@ class _Meaning:
             if self.slurm.get("version"):
                 self.fault(fault.message, ("slurm", "version"), fault.hint)
         for key, text in (self.values.get("paths") or {}).items():
-            self.path(key, expand(text or "/"))
+            self.path(key, expand("/" if text is None else text))
 
     def path(self, key: str, path: str) -> None:
         where = ("paths", key)
@@ -147,11 +149,6 @@ class _Meaning:
             self.fault(message, (*where, "stack"), "add it there, or take the key out here")
         if part.get("max_time") and slurm_minutes(part["max_time"]) < 1:
             self.fault("'max_time' leaves no time for a job", (*where, "max_time"))
-        scratch = (part.get("scratch") or {}).get("path")
-        if scratch and (not scratch.startswith(("/", "$")) or not scratch.isprintable()):
-            message = "'path' of 'scratch' is not an absolute path"
-            hint = "start it with / or a variable of the job, such as $TMPDIR"
-            self.fault(message, (*where, "scratch", "path"), hint)
         self.nodes(where, part)
         groups = [group or {} for group in part.get("groups") or []]
         for index, group in enumerate(groups):
@@ -173,6 +170,7 @@ class _Meaning:
             row = f"`gpus: {{{shown}: {{compute: 'X.Y', memory_gb: N}}}}`"
             self.fault(f"unknown GPU model '{shown}'", place, f"{close} Or describe it: {row}")
         self.cpus(where, nodes)
+        self.scratch((*where, "scratch", "path"), (nodes.get("scratch") or {}).get("path"))
         if not nodes.get("hostlist"):
             return
         try:
@@ -183,6 +181,17 @@ class _Meaning:
         if declared is not None and count != declared:
             wrong = f"'hostlist' names {count} nodes, but 'nodes' is {declared}"
             self.fault(wrong, (*where, "hostlist"))
+
+    def scratch(self, where: Where, path: str | None) -> None:
+        """A path that bash expands in the job, and in which it runs nothing."""
+        if path is None:
+            return
+        if not path.startswith(("/", "$")) or not path.isprintable():
+            hint = "start it with / or a variable of the job, such as $TMPDIR"
+            self.fault("'path' of 'scratch' is not an absolute path", where, hint)
+        elif "$" in _VARIABLE.sub("", path) or "`" in path:
+            said = "'path' of 'scratch' has more in it for bash than names of variables"
+            self.fault(said, where, "write $NAME or ${NAME}")
 
     def cpus(self, where: Where, nodes: Values) -> None:
         """More usable CPUs than there are."""

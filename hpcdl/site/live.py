@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from hpcdl import facts
 from hpcdl.site.gpu_models import is_slice, model_of_type, out_of_scope
-from hpcdl.site.model import Partition, Site
+from hpcdl.site.model import NAME, Partition, Site
 from hpcdl.slurm import client
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.parse import NodeRecord, PartitionRecord, QosLimits, Reservation
@@ -230,10 +230,14 @@ class Draft(NamedTuple):
 def draft(cluster: LiveCluster) -> Draft:
     """The commented site file of a cluster. Pure but for reading the template.
 
-    Partitions without nodes are left out: no job could run there.
+    Partitions without nodes are left out: no job could run there. So are names that no file takes.
     """
-    empty = [part.name for part in cluster.partitions if not part.nodes]
-    parts = tuple(_drafted(part) for part in cluster.partitions if part.nodes)
+    parts = tuple(_drafted(part) for part in cluster.partitions if _is_usable(part))
+    left_out = [
+        (part.name.encode("ascii", "backslashreplace").decode(), part.nodes > 0)
+        for part in cluster.partitions
+        if not _is_usable(part)
+    ]
     if not parts:
         raise MissingPrerequisite(
             "no partition of this Slurm has nodes", hint="ask again when nodes are configured"
@@ -247,7 +251,7 @@ def draft(cluster: LiveCluster) -> Draft:
     environment = templates("sites", trim_blocks=True, lstrip_blocks=True)
     text = environment.get_template("site.yaml.j2").render(
         cluster=cluster,
-        empty=empty,
+        left_out=left_out,
         model_of=model_of_type,
         typed=any(group.gpu_type for _, group in groups),
         known=sorted(facts.load("gpus")["gpus"]),
@@ -259,6 +263,10 @@ def draft(cluster: LiveCluster) -> Draft:
         for kind in part.foreign
     ]
     return Draft(_sealed(text), tuple(questions))
+
+
+def _is_usable(part: LivePartition) -> bool:
+    return part.nodes > 0 and re.match(NAME, part.name) is not None
 
 
 def _sealed(text: str) -> str:
@@ -332,7 +340,7 @@ def compare(site: Site, cluster: LiveCluster) -> tuple[Drift, ...]:
     drifts += [
         Drift(f"partitions.{name}", "not described", f"{part.nodes} nodes")
         for name, part in live.items()
-        if name not in site.partitions and part.nodes
+        if name not in site.partitions and _is_usable(part)
     ]
     return tuple(drifts)
 

@@ -315,6 +315,16 @@ def test_a_partition_without_nodes_is_left_out_of_the_draft(tmp_path):
         draft(replace(live, partitions=live.partitions[-1:]))
 
 
+def test_a_partition_whose_name_no_file_takes_is_left_out_of_the_draft(tmp_path):
+    """One such partition would make the whole draft a file that no command reads."""
+    odd = replace(cluster().partitions[0], name="gp\xfc+x", default=True)
+    live = replace(cluster(), partitions=(*cluster().partitions, odd))
+    site, questions = loaded(live, tmp_path)
+    assert (odd.name in site.partitions, questions, compare(site, live)) == (False, (), ())
+    note = "# gp\\xfc+x has a name that a site file does not take: left out"
+    assert note in (tmp_path / "site.yaml").read_text()
+
+
 def test_slices_beside_whole_gpus_make_no_second_node(tmp_path):
     live = mixed(*["gpu:a100:2,gpu:a100_1g.5gb:14"] * 2)
     site, questions = loaded(live, tmp_path)
