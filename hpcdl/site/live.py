@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from hpcdl import facts
 from hpcdl.site.gpu_models import is_slice, model_of_type, out_of_scope
-from hpcdl.site.model import NAME, Partition, Site
+from hpcdl.site.model import Partition, Site
+from hpcdl.site.sections import NAME
 from hpcdl.slurm import client
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.parse import NodeRecord, PartitionRecord, QosLimits, Reservation

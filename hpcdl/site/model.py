@@ -29,6 +29,7 @@ __all__ = ["External", "Limits", "Paths", "SlurmDialect", "SpackSettings", "Stac
 
 UNKNOWN_FABRIC = "unknown"
 # `check.site_schema` fills in the keys: those of a partition, without their defaults.
+_FEATURE = "^[A-Za-z0-9_][A-Za-z0-9_.:=+@/-]{0,62}$"
 _GROUP = {
     "type": "object",
     "description": "Equal nodes of a partition: what they have otherwise than the partition says.",
@@ -281,7 +282,10 @@ class Partition:
     )
     scratch: Scratch | None = option("Scratch on the node's own disk", None, of=Scratch)
     features: tuple[str, ...] = option(
-        "Slurm features of its nodes", (), type="array", items={"type": "string", "pattern": NAME}
+        "Slurm features of its nodes",
+        (),
+        type="array",
+        items={"type": "string", "pattern": _FEATURE},
     )
     target: str = option(
         "Microarchitecture to compile for, as archspec names it",

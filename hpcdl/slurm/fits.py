@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.text import count_of, one_of
 
-_FEATURE = re.compile(r"[\w.:+-]+", re.A)
+_FEATURE = re.compile(r"[\w.:=+@/-]+", re.A)
 
 
 class NodeKind(NamedTuple):

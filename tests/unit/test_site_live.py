@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.lint import lint
 from hpcdl.site import load_site
 from hpcdl.site.gpu_models import model_of_type
 from hpcdl.site.live import (
@@ -323,6 +325,19 @@ def test_a_partition_whose_name_no_file_takes_is_left_out_of_the_draft(tmp_path)
     assert (odd.name in site.partitions, questions, compare(site, live)) == (False, (), ())
     note = "# gp\\xfc+x has a name that a site file does not take: left out"
     assert note in (tmp_path / "site.yaml").read_text()
+
+
+def test_features_are_taken_as_slurm_has_them(tmp_path):
+    """A site that writes `gpu:a100` or `net=ib` had a draft that no command read."""
+    names = ("intel:cascade", "gpu=a100", "a+b", "x/y@z")
+    part = replace(cluster().partitions[0], features=names)
+    live = replace(cluster(), partitions=(part,))
+    site, _ = loaded(live, tmp_path)
+    assert site.partition(part.name).features == names
+    assert compare(site, live) == ()
+    script = "#!/bin/bash\n#SBATCH --constraint=intel:cascade&gpu=a100&x/y@z\nsrun x\n"
+    version = site.slurm.version
+    assert lint(script, name="x.sh", version=version, cluster=cluster_of(site)) == ()
 
 
 def test_slices_beside_whole_gpus_make_no_second_node(tmp_path):
