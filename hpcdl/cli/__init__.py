@@ -123,7 +123,7 @@ def _dispatch(argv: list[str]) -> ExitCode | int:
         print(f"hpcdl {__version__}")
         return ExitCode.OK
     if argv[0].partition("=")[0] in _SHARED:
-        raise BadInput("there is no command behind the options", hint="`hpcdl --help` shows all")
+        raise BadInput("the command after the options is missing", hint="`hpcdl --help` shows all")
     if argv[0] not in GROUPS:
         raise BadInput(f"unknown command '{argv[0]}'", hint=_meant(argv[0]))
     entry = load_group(argv[0])

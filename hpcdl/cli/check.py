@@ -246,7 +246,7 @@ def _doubts(site: Site, args: argparse.Namespace) -> Doubts:
         try:
             with read_history(site, args.history if there else None) as history:
                 found = doubtful(history, of_verdicts(verdicts, site.name), rulings)
-        except HpcdlError:  # told where the run is added to it
+        except HpcdlError:  # reported where the run is added to it
             return set()
         cases = {(one.check, one.case, one.partition, one.environment) for one in found}
         return {key for key in map(key_of, verdicts) if not key.planned and key[:4] in cases}
@@ -268,7 +268,7 @@ def _require_options(settings: Sequence[str]) -> None:
 def _gate_now(site: Site, args: argparse.Namespace) -> GateAnswer | None:
     """The gate's answer after the run, the same as `hpcdl check gate` gives; None where it fails.
 
-    The run itself is done by then: what hinders the gate is told, and ends nothing.
+    The run itself is done by then: a fault of the gate is printed, and ends nothing.
     """
     try:
         return answer_of(site, args)

@@ -29,7 +29,7 @@ Run = Callable[[argparse.Namespace], ExitCode | int]
 
 
 def option(*names: str, **how: Any) -> Configure:
-    """The arguments of a command that takes one of its own, as argparse takes it."""
+    """The type of argparse's subparsers."""
 
     def configure(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(*names, **how)
@@ -68,7 +68,7 @@ class Group(NamedTuple):
     summary: str
     commands: tuple[Command, ...] = ()
     default: str = ""
-    """The command that is meant where options follow the group's name at once."""
+    """The default command, if options follow the group's name."""
 
 
 class _Help(argparse.HelpFormatter):
@@ -194,7 +194,7 @@ class Parser(argparse.ArgumentParser):
         if hint := told(self.prog.removeprefix("hpcdl "), re.split("[=<>!]", word)[0]):
             return str(hint)
         if "--env" in options and re.match(r"[A-Za-z_]\w*=", word):
-            return f"write each variable behind an --env of its own: --env {word}"
+            return f"give each variable its own --env: --env {word}"
         if behind := self.get_default("behind"):
             behind = behind(word) if callable(behind) else behind
             behind = one if (one := told("words", word)) in options else behind

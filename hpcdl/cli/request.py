@@ -175,8 +175,7 @@ def _variable(text: str) -> str:
             )
         if more := re.match(r"[^=,]*,([A-Z_]\w*)=", value):
             print(
-                f"note: all of that is the value of {name}; {more[1]} is set by an --env of "
-                "its own",
+                f"note: all of that is the value of {name}; {more[1]} needs its own --env",
                 file=sys.stderr,
             )
         return text

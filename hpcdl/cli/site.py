@@ -101,7 +101,7 @@ def _init(args: argparse.Namespace) -> ExitCode:
 
     if args.output and args.output.is_dir():
         raise BadInput(f"{args.output} is a directory", hint="name a file in it")
-    # A draft that nobody edited holds nothing that a new one would lose.
+    # Nothing is lost: the old draft was not edited.
     kept = args.output and args.output.exists() and not args.force
     if kept and not is_unedited(read_regular(args.output).decode(errors="replace")):
         raise BadInput(f"{args.output} already exists", hint="give --force to replace it")

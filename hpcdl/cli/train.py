@@ -60,7 +60,7 @@ def _elsewhere(option: str) -> str:
     from hpcdl.system.declare import entries
 
     if option in {"--strategy", "--servers", "--model-parallel"}:
-        return "a program of its own does that: docs/training.md#other-ways-to-go-parallel"
+        return "write your own program for that: docs/training.md#other-ways-to-go-parallel"
     known = {"--dry-run", "--watch", "--file", "--over"}
     for entry in entries(JobSpec):
         known |= {str(entry.flag), *entry.constants}

@@ -1,6 +1,6 @@
 """Slows one emulated node down on purpose: its jobs run a part of the time, and rest the other.
 
-A process of its own stops and continues the node's programs every few milliseconds, ahead of
+A separate process stops and continues the node's programs every few milliseconds, ahead of
 everything else where it may. Nothing of the programs changes: they are slow as on a node whose
 clock has dropped, or whose GPU throttles. Lifting the throttle, or ending the cluster, ends it.
 """

@@ -288,7 +288,7 @@ def wait_idle(begun: ClusterState, names: Iterable[str]) -> None:
 def report_lost(current: ClusterState, names: Iterable[str]) -> None:
     """Tell Slurm that nodes were dead, before they start again: their jobs end as lost.
 
-    Real machines tell it by the time of their boot. This one's kernel never stopped, and a job
+    Real machines show it by the time of their boot. This one's kernel never stopped, and a job
     of a node that is back before Slurm missed it would wait for its lost processes for ever.
     In mode loopback a job outlives the slurmd of its node, unless the node was killed whole.
     """

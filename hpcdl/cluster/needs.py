@@ -55,7 +55,7 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
         MissingPrerequisite: names the missing packages and how to install them.
     """
     if slurm and accounting:
-        raise BadInput("with --slurm there is no --accounting: a rootfs holds no database")
+        raise BadInput("--slurm cannot be combined with --accounting: a rootfs holds no database")
     if slurm:
         rootfs.check(slurm)
         return

@@ -95,7 +95,7 @@ def bridges(directory: Path) -> list[str]:
 def remove_bridge(directory: Path, recorded: str = "") -> None:
     """Take down a cluster's bridge and whatever cables still hang on it; absent is fine.
 
-    A recorded one goes, too, where a kill left it without an alias.
+    A recorded one is removed, too, if a kill left it without an alias.
     """
     unnamed = recorded and _exists(recorded) and not _alias(recorded)
     for bridge in {*bridges(directory), *([recorded] if unnamed else [])}:

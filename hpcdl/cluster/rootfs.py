@@ -3,7 +3,7 @@
 A rootfs's /usr takes the place of the machine's own in a mount namespace of each process that
 runs in it; all other paths stay what they are, so that jobs' files are the same inside and
 outside, and the kernel takes the mounts away with the process. Debootstrap builds it aside, in
-namespaces of its own, and renames it when it is complete.
+separate namespaces, and renames it when it is complete.
 """
 
 from __future__ import annotations

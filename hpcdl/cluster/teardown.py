@@ -30,7 +30,7 @@ def silent(_: str) -> None:
 def down(directory: Path, *, purge: bool = False, say: Say = silent) -> bool:
     """Stop a cluster and whatever of it is left, after a crash too; whether there was anything.
 
-    With `purge` the directory goes, too, with its logs and its accounting database.
+    With `purge` the directory is removed, too, with its logs and its accounting database.
     """
     directory = directory.absolute()
     if not state.is_ours(directory):  # removed by hand, perhaps while it ran

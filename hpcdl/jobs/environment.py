@@ -1,6 +1,6 @@
 """Variables that a user gives a job: their values are kept in a file that only the user can read.
 
-A script is read by others: it lies in a shared directory, Slurm keeps a copy, people mail it. So it
+A script is read by others: it is in a shared directory, Slurm keeps a copy, people mail it. So it
 holds the names, and reads the values from `environment` in the job's directory (of an array:
 `array-NNN.environment` of its sweep): mode 0600, lines `export NAME=VALUE` of bash. The file stays
 as long as the directory, as a requeued job, the next of a chain and every task of an array read it

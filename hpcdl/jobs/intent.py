@@ -1,6 +1,6 @@
 """Recover or revoke, by token, submissions whose job id was never written.
 
-Ids count from 1 on every cluster: `embedded_cluster` tells which one a job is of.
+Ids count from 1 on every cluster: `embedded_cluster` names the cluster of a job.
 
 When a job starts it makes the link DIRECTORY/.job-TOKEN to its own id. A link is made once, whole,
 by whoever comes first: a second job of the same token ends there, and so does each job of a token
@@ -47,7 +47,7 @@ def locate(submissions: Mapping[str, Sequence[Path]], since: float | None = None
     when sbatch was called last, what a killed one sent is given a moment to arrive.
 
     Raises:
-        SlurmAway: it does not answer, so nobody knows.
+        SlurmAway: Slurm does not answer, so it is unknown.
     """
     found = _located(submissions)
     if since is not None and len(found) < len(submissions):

@@ -3,7 +3,7 @@
 Roles, ranks, ports and host lists are worked out here and in the script; no user edits a hosts
 file. All but `horovod-mpirun` start under srun. Under `torch` each rank is a task of Slurm's: it
 gets signals, and its exit code is the job's; under `torchrun` neither holds for the agent, so that
-its workers are told and heard past it. What a release needs or must not see are rows of
+its workers are reached past it. What a release needs or must not see are rows of
 facts/slurm_steps.yaml: a script means the same on each, whatever the submitting shell has set.
 """
 
@@ -247,7 +247,7 @@ def _in_image(site: Site, spec: JobSpec) -> tuple[str, ...]:
 def _mounts(site: Site, spec: JobSpec) -> list[str]:
     """Return the paths to mount in a container: work, data sets, and the job's and program's files.
 
-    Staged data is seen through HPCDL_DATA, which lies in the scratch of the node; what did not fit
+    Staged data is seen through HPCDL_DATA, which is in the scratch of the node; what did not fit
     is linked to where it came from.
     """
     own: list[Path | str | None] = [spec.job_dir, spec.data, spec.chdir, spec.python_path]
@@ -309,7 +309,7 @@ def steps(slurm: SlurmDialect, what: str) -> list[dict[str, Any]]:
     """The facts about steps that hold on this release.
 
     `what` is a key of facts/slurm_steps.yaml: `options` that a step needs beyond those it always
-    has, those of ranks that fill the sockets one after the other (`by_socket`), the `environment`
+    has, those of ranks that fill one socket after another (`by_socket`), the `environment`
     that a launcher needs, why the step too has the CPUs of a rank (`cpus_per_task`), and the
     variables that sbatch itself sets among those that srun reads as options (`set_by_sbatch`).
     """

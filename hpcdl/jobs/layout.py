@@ -23,8 +23,8 @@ from hpcdl.system.text import count_of, one_of
 class Layout:
     """The layout of a job on its nodes. Memory in MB per node; 0 means the whole node's.
 
-    `by_socket` is whether the ranks fill the sockets one after the other, as GPUs are numbered:
-    each rank's CPUs and memory then lie beside its GPU.
+    `by_socket` is whether the ranks fill one socket after another, as GPUs are numbered:
+    each rank's CPUs and memory are then near its GPU.
     """
 
     nodes: int
@@ -84,7 +84,7 @@ def selection(nodes: Partition, count: int) -> tuple[str, ...]:
     do: all of a job's nodes are then to be of one.
 
     Raises:
-        BadInput: Slurm cannot be told that all are to be of one model.
+        BadInput: no option of Slurm asks for nodes of one model only.
     """
     if nodes.groups:
         return _all_alike(nodes) if count > 1 and len(nodes.gpu_models) > 1 else ()
@@ -133,7 +133,9 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     alone = spec.trusted_network or row.server
     _check_nodes(site, partition, nodes, gpus)
     if alone and not site.slurm.exclusive:
-        message = f"'{site.name}' gives no job nodes of its own, which TensorFlow's server needs"
+        message = (
+            f"'{site.name}' cannot give a job exclusive nodes, which TensorFlow's server needs"
+        )
         raise BadInput(message, hint="use --launcher horovod")
     if row.one_process and nodes > 1:
         message = f"the launcher '{row.name}' runs one process, not one on each of {nodes} nodes"

@@ -48,9 +48,9 @@ class Array:
 class Listed:
     """A run: the job that has its status, what was asked, and its age in seconds.
 
-    `job_id` is None where nobody knows whether Slurm took the job (UNCONFIRMED), or where it surely
-    did not (NOT QUEUED); such a run is listed once. `cancelled_by` is the user who cancelled it,
-    '' where that is not known.
+    `job_id` is None if it is unknown whether Slurm accepted the job (UNCONFIRMED), or if it did not
+    (NOT QUEUED); such a run is listed once. `cancelled_by` is the user who cancelled it, '' if
+    that is unknown.
     """
 
     job_id: int | None
@@ -97,7 +97,7 @@ def arrays(site: Site, most: int | None = None) -> Iterator[Array]:
     """The arrays that the `most` sweeps that changed last (None: all) have on this cluster.
 
     Raises:
-        SlurmAway: a command was stopped on its way, and nobody tells whether its job is queued.
+        SlurmAway: a command was stopped while it submitted; it is unknown if its job is queued.
     """
     manifests = []
     for path in chain.from_iterable(site.paths.work.glob(place) for place in _SWEEPS):
@@ -134,7 +134,7 @@ def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
 def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
     """The state of an array as a whole, and how many of its tasks have which.
 
-    `records` are Slurm's of this array; of a task that it forgot, its exit code tells.
+    `records` are Slurm's of this array; a task that it forgot has its exit code.
     """
     single = {record.array_tasks: record for record in records}
     several = [record for record in records if not record.array_tasks.isdigit()]

@@ -149,7 +149,7 @@ def with_links(
     """The same probe, with how its GPU reaches the others, or why that is not known.
 
     NCCL waits for ever where a network is wrong, and cannot be interrupted: `stuck` is called
-    with the probe after `seconds`, in a thread of its own, and is to end the process.
+    with the probe after `seconds`, in a separate thread, and is to end the process.
     """
     if probed.world < 2 or not probed.gpus or probed.driver is None:
         return replace(probed, unchecked="no GPU driver here")
@@ -281,7 +281,7 @@ def _world(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[st
 
 
 def _gpus(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
-    """Yield what is wrong with the number of GPUs; if the driver fails, code 28 is used."""
+    """Yield what is wrong with the number of GPUs; a driver's fault is code 28 instead."""
     if any(p.gpu_faults for p in probes):
         return
     for p in probes:

@@ -1,6 +1,6 @@
 """The files that a program's arguments name, as seen from where the job is asked for.
 
-A job works in a directory of its own, so that requeues, chains and sweeps find their own files
+A job runs in its own directory, so that requeues, chains and sweeps find their own files
 there and no two jobs write over each other's. What the user named from where they stand is not
 there: the program, its script and its module are made absolute when the job is asked for; other
 files are not guessed at but refused, and `--chdir .` takes them as they are.
@@ -78,7 +78,7 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     """The job with its program's own file, script and module found, where `folder` holds them.
 
     A bare name is looked for on PATH first, as a shell does. A script whose name holds a mark
-    of a sweep is taken to lie there.
+    of a sweep is assumed to be there.
     """
     argv = list(spec.program)
     folders: list[Path] = []
@@ -277,7 +277,7 @@ def _has_module(spec: JobSpec, name: str) -> bool:
         return True
     code = f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is None)"
     python = next(one for one in spec.program if _PYTHON.match(Path(one).name))
-    # In a directory where nobody can plant a module.
+    # In a directory where no other user can plant a module.
     return run([python, "-c", code], directory=Path("/"), timeout=60, check=False).ok
 
 

@@ -1,7 +1,7 @@
 """Words for bash, byte for byte.
 
-Every value of a user's goes through `word` on its way into a script. Plain words stay
-readable; what nobody would see becomes `$'...'`, so that a value neither spans lines nor hides.
+Every value of a user is quoted by `word` before it is written into a script. Plain words stay
+readable; invisible characters become `$'...'`, so that a value neither spans lines nor hides.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def _check(version: str, name: str, value: str | None) -> None:
     from hpcdl.slurm.options import known_options
 
     if own := _own(name):
-        raise BadInput(f"--sbatch {name}: the script decides that itself", hint=own)
+        raise BadInput(f"--sbatch {name}: the script sets this itself", hint=own)
     release = as_release(version)
     options = {
         key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)

@@ -89,7 +89,7 @@ class JobScript:
     def explained(self) -> str:
         """The script with the reason, and the rule where there is one, before each line.
 
-        It is a script itself: reasons of a continued line stand before its first one.
+        It is a script itself: reasons of a continued line come before its first line.
         """
         lines: list[str] = []
         start = 0
@@ -132,7 +132,7 @@ def render_script(
     values |= _of_program(site, spec, array, values["rank_name"] is not None)
     text = _template("job.sh.j2").render(values)
     lines = [ScriptLine(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n")]
-    if module.functions is None:  # a line stands for them
+    if module.functions is None:  # one line replaces them
         at = lines.index(ScriptLine(_FUNCTIONS))
         body = "\n".join(line.text for line in lines[at + 1 :])
         lines[at : at + 1] = _function_lines(body)

@@ -439,7 +439,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
         raise BadInput(
             "--fresh with --chain would start over in every job of the chain",
-            hint="leave out --fresh and give the run a --job-dir of its own",
+            hint="leave out --fresh and give the run its own --job-dir",
         )
     return spec
 

@@ -1,7 +1,7 @@
 """Copies a data set to the node's own disk: in parallel, checked, and only what fits.
 
-What does not fit is linked to where it lies, so that a program sees the whole data set either
-way. A node's disk is everybody's: the copy lies in a directory that only its user can change, and a
+What does not fit is linked to its place, so that a program sees the whole data set either
+way. A node's disk is everybody's: the copy is in a directory that only its user can change, and a
 file that is there already counts only after its content was compared. Standard library only: it
 runs once per node, before the ranks.
 """

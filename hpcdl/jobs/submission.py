@@ -77,7 +77,7 @@ class Submission:
 
 
 def place(site: Site, spec: JobSpec, module: Module) -> tuple[JobScript, JobSpec]:
-    """The script of a job that has a directory of its own, and the spec with that directory.
+    """Return the script of a job in its own directory, and the spec with that directory.
 
     Nothing is written yet.
     """
@@ -92,13 +92,13 @@ def submit(
 ) -> Submission:
     """Write a job's directory and queue it, once. `sbatch` refuses what can never run.
 
-    A submission of the same job by a command that was stopped, of which nobody knew whether Slurm
-    took it, is completed instead. `tell` lets the user know; stopped before its end, the command
-    counts as one that told nothing.
+    If a stopped command left a submission of the same job unconfirmed, that one is completed
+    instead. `tell` informs the user; a command that is stopped before `tell` ends counts as one
+    that did not inform the user.
 
     Raises:
         BadInput: impossible request, or Slurm refuses it; the directory is then removed again.
-        Unconfirmed: nobody tells whether Slurm took it; `settle` will.
+        Unconfirmed: it is unknown whether Slurm accepted it; `settle` finds out.
         MissingPrerequisite: Slurm does not answer, or the directory cannot be written.
     """
     check_data(spec)
@@ -223,7 +223,7 @@ class Unsettled:
 def settle(site: Site) -> tuple[Unsettled, ...]:
     """Recover, by token, submissions whose job id was never written; return those without a job.
 
-    One that Slurm does not know after SETTLED_SECONDS is withdrawn, and its tokens are revoked.
+    A submission without a job after SETTLED_SECONDS is withdrawn, and its tokens are revoked.
 
     Raises:
         SlurmAway: it does not answer.
@@ -272,7 +272,7 @@ def _check_free(folder: Path, files: Mapping[str, bytes]) -> None:
         path = folder / name
         same = not path.is_symlink() and path.is_file() and path.read_bytes() == content
         if not same and os.path.lexists(path):
-            message = f"{folder} holds a {name} already, which would be written over"
+            message = f"{folder} holds a {name} already, which would be overwritten"
             raise BadInput(message, hint="choose another --job-dir, or move it away")
 
 
@@ -345,7 +345,7 @@ def asked(folder: Path) -> dict[str, Any]:
 def release_of(script: str) -> str | None:
     """The release that the job of a script, as Slurm has it, loads; None without a record of it.
 
-    The record lies beside the script; others may write to the index.
+    The record is beside the script; others may write to the index.
     """
     return (asked(Path(script).parent).get("release") or None) if script else None
 

@@ -85,7 +85,7 @@ def follow(submission: Submission) -> Iterator[Snapshot]:
 
 
 def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
-    unknown = inf  # since when; not while nobody answered
+    unknown = inf  # since when; not while Slurm does not answer
     while True:
         record, now = _asked(submission.job_id), time.monotonic()
         unknown = inf if record else min(unknown, now)

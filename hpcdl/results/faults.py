@@ -36,7 +36,7 @@ class Status(str, Enum):
 
 
 NEUTRAL = frozenset({Status.SKIP.value, Status.XFAIL.value})
-"""The words of verdicts by which a check itself says that it does not count."""
+"""Verdicts by which a check itself reports that it does not count."""
 
 
 class FaultKind(str, Enum):

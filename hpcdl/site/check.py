@@ -30,7 +30,7 @@ from hpcdl.system.text import did_you_mean
 
 _VARIABLE = re.compile(r"\$([A-Za-z_]\w*|\{[A-Za-z_]\w*(:-[\w/.-]*)?\})", re.ASCII)
 _TAKEN = frozenset({"store", "buildcache", "keys", "downloads"})
-"""What all stacks share below PREFIX/spack, where each has a directory of its own name."""
+"""Names below PREFIX/spack that all stacks share, where each stack has a directory of its name."""
 _CPU_ONLY = "leave out `gpu`: the partition then serves CPU jobs, as do all others"
 _EXAMPLES = {"compute": "compute: '8.9'", "memory_gb": "memory_gb: 48"}
 _LAST_OF_NODES = "reference_set"
@@ -221,7 +221,7 @@ class _Meaning:
         for index, group in enumerate(groups):
             others = [other for other in groups if other is not group]
             if group.get("gpu") and not self.tellable(name, group, others):
-                message = "Slurm cannot tell these nodes from the partition's others"
+                message = "Slurm cannot distinguish these nodes from the partition's others"
                 hint = "give them a gres_type, a feature or a hostlist of their own"
                 self.fault(message, (*where, index), hint)
 

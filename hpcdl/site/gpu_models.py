@@ -1,7 +1,7 @@
 """GPU models by name: rows of facts/gpus.yaml, changed by the site's own rows. Pure.
 
 A model is named as people write it: by its row, an alias, or Slurm's type for it, whatever the
-case. A row of the site goes before that of the facts, key by key; a figure that neither has is
+case. A row of the site overrides that of the facts, key by key; a figure that neither has is
 absent, and whoever needs it says so.
 """
 

@@ -2,7 +2,7 @@
 
 Nodes of a partition whose GPUs differ are groups of it. Within a group the shape that most nodes
 share counts, and the others are named. GPUs of other vendors count as none, and are named too.
-What Slurm cannot tell (paths, network, scratch, driver) is drafted as a comment to fill in; what
+What Slurm does not know (paths, network, scratch, driver) is drafted as a comment to fill in; what
 it leaves open about a GPU is named, so that no guess is published.
 """
 

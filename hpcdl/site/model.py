@@ -32,7 +32,7 @@ UNKNOWN_FABRIC = "unknown"
 _FEATURE = "^[A-Za-z0-9_][A-Za-z0-9_.:=+@/-]{0,62}$"
 _GROUP = {
     "type": "object",
-    "description": "Equal nodes of a partition: what they have otherwise than the partition says.",
+    "description": "Equal nodes of a partition: their differences from the partition's values.",
     "required": ["nodes"],
     "additionalProperties": False,
     "properties": {},
@@ -194,7 +194,7 @@ class GpuDescription:
         "Who makes it; NVIDIA by default", None, type="string", enum=["nvidia", "amd", "intel"]
     )
     driver_name: str | None = option(
-        "What in the driver's name (`nvidia-smi -L`) tells it from other models. The "
+        "The part of the driver's name (`nvidia-smi -L`) that distinguishes this model. The "
         "model up to its first dash by default",
         None,
         type="string",
@@ -400,7 +400,7 @@ class Site:
     `source` is the file it was read from. `default_partition` is the one a job gets that
     names none. `gpus` are the models that the site describes itself, one device of each.
     `private` is whether the prefix is for its owner alone; `trusted_network`, whether servers that
-    ask nobody for a password may run on the nodes. `clean` is what `hpcdl clean` keeps, by kind.
+    have no password may run on the nodes. `clean` is what `hpcdl clean` keeps, by kind.
     """
 
     name: str = option("The cluster's name", type="string", pattern=NAME, example="pi")

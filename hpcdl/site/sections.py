@@ -180,7 +180,7 @@ class StackRequest:
     """A stack the site wants: its backend, pins, and the partitions it serves.
 
     `packages` are requirements beside TensorFlow's, such as `pandas` or `jupyterlab>=4`.
-    `variant` is `cpu` where a build for CPUs is meant although partitions have GPUs; without
+    `variant` is `cpu` for a build for CPUs although partitions have GPUs; without
     `horovod` it is for tf.distribute; `cuda_home` has the nvcc that compiles Horovod.
     """
 

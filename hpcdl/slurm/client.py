@@ -61,7 +61,7 @@ def _clean_environment() -> dict[str, str]:
     """The environment for sbatch: without what would override or leak into the job.
 
     SBATCH_* and SRUN_* override the script's own directives; SLURM_* of an allocation we run
-    in changes the step's shape. SLURM_CONF and its kin say which cluster is meant and stay.
+    in changes the step's shape. SLURM_CONF and similar variables select the cluster and stay.
     """
     keep = {"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_CONF_SERVER"}
     foreign = re.compile(r"(SLURM|SBATCH|SRUN|SALLOC|PMIX|PMI|OMPI)_")
@@ -95,7 +95,7 @@ def job(job_id: int) -> JobRecord | None:
         SlurmAway: it does not answer, or it is unknown how the job ended: ask again.
     """
     found, unclear = _jobs(f"--jobs={job_id}")
-    # Of an array, all tasks are told; the last one that waits has the array's own id.
+    # Of an array, squeue shows all tasks; the last one that waits has the array's own id.
     record = next((one for one in found if one.id == job_id), found[0] if found else None)
     if record and record.id not in unclear:
         return with_accounting({job_id: record}, [job_id])[job_id]
@@ -159,14 +159,14 @@ def queue() -> tuple[JobRecord, ...]:
 def _jobs(*options: str) -> tuple[list[JobRecord], set[int]]:
     """The records of squeue, in a form that no job's name can forge; none where it has none.
 
-    The second value has the ids of those that ended in a way that squeue did not tell.
+    The second value has the ids of ended jobs whose exit squeue did not show.
     """
     mark = secrets.token_hex(8)
     text = _squeue(*options, f"--format={parse.marked_format(parse.JOB_FORMAT, mark)}")
     if text is None:
         return [], set()
     rows = parsed(lambda text: parse.current(parse.marked(text, mark)), text, "squeue")
-    # Asked later: of a job that ended meanwhile only its end is told by the next look.
+    # Asked later: of a job that ended meanwhile, the next query shows only its end.
     more = _squeue(*options, f"--Format={parse.EXIT_FORMAT}") if rows else None
     if more is None:  # there is none, or it was forgotten in between
         return [], set()

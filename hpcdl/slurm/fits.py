@@ -1,7 +1,7 @@
 """Checks if a partition can ever run a job's request: one check for all commands. Pure.
 
 `PartitionLimits` is what a partition allows, from a site file or from the live Slurm;
-`ResourceRequest` what a job asks for, from directives or from a layout. A number that nobody knows
+`ResourceRequest` what a job asks for, from directives or from a layout. A number that is unknown
 is None and judges nothing.
 """
 
@@ -21,7 +21,7 @@ _FEATURE = re.compile(r"[\w.:=+@/-]+", re.A)
 class NodeKind(NamedTuple):
     """Equal nodes of a partition: how many, usable CPUs and MB each, GPUs by type, features.
 
-    The type of GPUs is '' where Slurm gives them none. `features` is None where nobody knows them.
+    The type of GPUs is '' where Slurm gives them none. `features` is None if unknown.
     """
 
     nodes: int
@@ -69,7 +69,7 @@ class ResourceRequest(NamedTuple):
 
 
 Names = frozenset[str] | None
-"""The names that there are; None where nobody knows."""
+"""The existing names; None if unknown."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ _TOKEN = re.compile(r"(hpcdl-[0-9a-f]{32})(?:\.sh)?\s*\Z")
 _LATE_SECONDS = 10.0
 _KILLED = 128
 SETTLED_SECONDS = 600.0
-"""After so long a submission that Slurm does not know was never queued, nor will it be.
+"""Seconds after which a submission that Slurm has no record of will never be queued.
 
 sbatch tries for 120 s in all (MAX_RETRIES, sbatch.c), and its parent's death ends it. What it sent
 may wait in slurmctld's queue, or for a backup controller (SlurmctldTimeout, 120 s), but is refused
@@ -62,9 +62,9 @@ def submit(script: Path, options: Sequence[str] = (), *, token: str) -> int:
 
     Raises:
         BadInput: Slurm refuses it; its message is shown.
-        Unconfirmed: it may be queued, or be so in a moment: `by_token` will tell.
-        MissingPrerequisite: there is no sbatch, it reached nobody, or the script lies in another
-            user's directory, who could put another in its place; nothing is queued.
+        Unconfirmed: it may be queued now or soon: `by_token` finds out.
+        MissingPrerequisite: there is no sbatch, it reached no slurmctld, or the script is in a
+            directory of another user, who could replace it; nothing is queued.
     """
     require_own(script.parent)
     fault: HpcdlError
@@ -91,7 +91,7 @@ def _sbatch(script: Path, options: Sequence[str], token: str) -> int:
     argv = ["sbatch", "--parsable", *options, str(script), token]
     answer = ask(argv, check=False, tied=True)
     if answer.ok:
-        with suppress(ValueError):  # somebody's line stands in the answer
+        with suppress(ValueError):  # the answer has a line of another program
             return parse.job_id(answer.stdout)
     elif 0 < answer.exit_code < _KILLED:
         refuse(answer, "Slurm did not take this job")

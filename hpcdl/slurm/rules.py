@@ -1,7 +1,7 @@
 """Slurm's rules by release, read from facts/slurm_rules.yaml.
 
 A rule is a row of data with the span of releases in which it holds; code asks `rule`
-or `fact`, and carries no version of its own. A release named without its point release ("22.05")
+or `fact`, and has no version itself. A release named without its point release ("22.05")
 means the newest of its series; in a row's `since` and `until` it means the first one.
 `until` is the first release in which the rule holds no more.
 """
@@ -129,7 +129,7 @@ def known_release(version: str) -> SlurmRelease:
     """
     release, oldest = SlurmRelease.parse(version), known_releases()[0]
     if release < SlurmRelease.parse(f"{oldest}.0"):
-        message = f"Slurm {release} is older than what scripts are written for"
+        message = f"Slurm {release} is older than the releases that hpcdl supports"
         raise BadInput(message, hint=f"releases from {oldest} to {known_releases()[-1]} are known")
     return release
 

@@ -109,7 +109,7 @@ class Document:
         width = len(node.text) if isinstance(node, Scalar) else 1
         self.faults.append(Fault(message, node.mark, hint, max(1, width)))
         if len(self.faults) >= _MOST_FAULTS:
-            raise InvalidDocument(self)  # not a file of ours: looking on would only take time
+            raise InvalidDocument(self)  # not a file of hpcdl: looking on would only take time
 
     def raise_faults(self) -> None:
         """Raise one `BadInput` that shows every fault noted so far, where there is one."""

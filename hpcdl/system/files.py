@@ -138,7 +138,7 @@ def opened(path: str | Path, flags: int) -> Iterator[int]:
 def clear_leftovers(*paths: Path) -> None:
     """Remove what killed `write_atomic`s of these paths left beside them.
 
-    Only where nobody else can be writing them: under the lock that guards them.
+    Only if no other process can be writing them: under the lock that guards them.
     """
     for path in paths:
         for left in path.parent.glob(f".{escape(path.name[:_NAMED])}.????????"):

@@ -67,7 +67,7 @@ def templates(name: str, **options: Any) -> jinja2.Environment:
 def home(*parts: str) -> Path:
     """Return hpcdl's data directory: HPCDL_HOME, else ~/.local/share/hpcdl.
 
-    `parts` name what is meant in it. MissingPrerequisite where somebody else can change that path.
+    `parts` name the path below it. MissingPrerequisite where somebody else can change that path.
     """
     return _ours("HPCDL_HOME", ".local/share/hpcdl", parts)
 

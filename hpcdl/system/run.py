@@ -182,7 +182,7 @@ def _execute(
     with ExitStack() as stack:
         process = None
         try:
-            with noted():  # a signal in the middle of it would leave a process that nobody knows
+            with noted():  # a signal in the middle of it would leave an unrecorded process
                 started = subprocess.Popen(argv, stdin=subprocess.PIPE, **options)
                 process = stack.enter_context(started)
             streams = _wait(process, (stdin or "").encode(errors="surrogateescape"), timeout, watch)

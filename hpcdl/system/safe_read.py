@@ -40,14 +40,14 @@ def read_regular(
     except (OSError, ValueError) as fault:
         raise unreadable(path, fault) from fault
     if large or len(data) > limit:
-        raise BadInput(f"{path} is larger than {limit // 1_000_000} MB: not a file of ours")
+        raise BadInput(f"{path} is larger than {limit // 1_000_000} MB: not a file of hpcdl")
     return data
 
 
 def open_regular(path: Path, kind: str) -> BinaryIO:
     """A regular file, opened to read; BadInput where it is none, or cannot be read."""
     try:
-        # Not blocking: to open a pipe that nobody writes to would wait for ever.
+        # Not blocking: to open a pipe without a writer would wait forever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as fault:
         raise unreadable(path, fault) from fault

@@ -153,7 +153,7 @@ def _require_end(path: Path, status: os.stat_result, closed: bool) -> None:
 def _walk(path: Path) -> bool:
     """Check every directory from the root down to `path`, as the kernel does: through links.
 
-    Whether one that it lies below is this user's and closed to others.
+    Returns whether a directory above it is this user's and closed to others.
     """
     left, links = list(reversed(path.parts[1:])), _MAX_LINKS
     real = [(Path("/"), False)]  # from the root down, each with whether it is closed

@@ -110,7 +110,7 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("job explain 12", "`hpcdl job watch 12` says how a job is"),
         ("run train.py", "did you mean hpcdl job submit, "),
         ("job submit -N2 -- true", "use --nodes"),
-        ("job submit --env FOO BAR=1 -- true", "an --env of its own: --env BAR=1"),
+        ("job submit --env FOO BAR=1 -- true", "its own --env: --env BAR=1"),
         ("job submit --sbatch --mail-type=END -- true", "--sbatch mail-type=END"),
         ("job render R -- --batch 64", "did you mean '--batch-per-rank'?"),
         ("stack build tensorflow==2.15", "the site file has the versions"),

@@ -229,7 +229,11 @@ def test_a_users_constraint_does_not_undo_the_choice(mixed):
         ("    groups:\n", "    gpu: {model: T4, per_node: 1}\n    groups:\n", "each group says"),
         ('nodes: 2, hostlist: "g[05-06]", ', "", "lacks the key 'nodes'"),
         ("gres_type: l40s, per_node: 8}, memory_gb: 500", "max_time: '1'}", "key 'max_time'"),
-        ('hostlist: "n[1-2]", ', "", "Slurm cannot tell these nodes from the partition's others"),
+        (
+            'hostlist: "n[1-2]", ',
+            "",
+            "Slurm cannot distinguish these nodes from the partition's others",
+        ),
         ("X1: {compute: 8.9,", "X1: {compute: 8.4,", "there is no compute capability 8.4"),
         ("X1: {compute: 8.9, memory_gb: 16}", "X1: {compute: 8.9}", "'X1' lacks 'memory_gb'"),
         ("X1: {compute: 8.9,", "X1: {", "'X1' lacks 'compute'"),

@@ -154,7 +154,10 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
         (replace("backend: wheels", "backend: conda"), "not wheels, spack, spack-wheels or venv"),
         (replace("stacks:", "stacks:\n  store: {backend: spack}"), "'store' is no name for a"),
         (replace("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
-        (replace("22.05.8", "19.05.2"), "Slurm 19.05.2 is older than what scripts are written for"),
+        (
+            replace("22.05.8", "19.05.2"),
+            "Slurm 19.05.2 is older than the releases that hpcdl supports",
+        ),
         (replace("22.05.8", "9.05"), "'9.05' is no Slurm release"),
         (lambda text: text.partition("partitions:")[0] + "partitions: {}\n", "at least one entry"),
     ],

@@ -230,11 +230,11 @@ def test_options_become_directives_that_sbatch_reads_as_they_were_meant(asked, d
 @pytest.mark.parametrize(
     ("asked", "said", "hint"),
     [
-        (["nodes=2"], "decides that itself", "use --nodes"),
-        (["mincpus=2"], "decides that itself", "use --gpus, --nodes"),
-        (["--time=5"], "decides that itself", "use --time"),
-        (["hetjob"], "decides that itself", "written by hand"),
-        (["container-image=x"], "decides that itself", "use --container"),
+        (["nodes=2"], "sets this itself", "use --nodes"),
+        (["mincpus=2"], "sets this itself", "use --gpus, --nodes"),
+        (["--time=5"], "sets this itself", "use --time"),
+        (["hetjob"], "sets this itself", "written by hand"),
+        (["container-image=x"], "sets this itself", "use --container"),
         (["mail-typ=END"], "no option 'mail-typ'", "did you mean 'mail-type'?"),
         (["-w n1"], "no option '-w n1'", ""),
         (["prefer=x"], "no option 'prefer'", ""),

@@ -33,7 +33,7 @@ _SETUP = {
         "mkdir shopt alias"
     ),
 }
-"""Commands before which directives may be meant to stand in a script without others."""
+"""Commands that may come before directives, in a script without others."""
 _NAME = re.compile(r"[A-Za-z_]\w*(?:=.*)?\Z", re.A | re.S)
 _UNEXPANDED = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|:)~(?:/|$)", re.A)
 """What a shell would put something else for: variables, commands, the home directory."""
@@ -80,7 +80,7 @@ def _said(line: SourceLine) -> str:
 def _notes_begin(script: BatchScript, batch: bool) -> int:
     """Return the offset after which a directive is a note, not an option for sbatch.
 
-    What stands behind `exit` or behind all commands; in a script without others, behind its work.
+    That is after `exit` or after all commands; in a script without others, after its work.
     """
     if any(one.name.startswith("--") for one in script.commands[:1]):
         return len(script.text)  # It was to be a directive.
@@ -179,7 +179,7 @@ def unknown_options(job: Job) -> Iterator[Hit]:
 
 
 def _ambiguous(command: str, beginning: str) -> str:
-    """Return getopt's message for an ambiguous abbreviation of an option; '' if there is none."""
+    """Return the options that an abbreviation may mean, as a message; '' if it is unambiguous."""
     able = sorted({fact.name for fact in prefixes(command).get(beginning, ())})
     return f": it may be {one_of(f'--{name}' for name in able[:6])}" if len(able) > 1 else ""
 
@@ -349,9 +349,9 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
 
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
 _HOURS = {24, 48, 72, 96}
-"""Numbers of minutes that hours were meant by."""
+"""Numbers of minutes that probably mean hours."""
 _MEANT_GB = frozenset((*range(1, 65), 96, 128))
-"""Numbers of megabytes by which gigabytes were meant; 100 and 250 are those of small examples."""
+"""Numbers of megabytes that probably mean gigabytes; 100 and 250 occur in small examples."""
 _FEATURE = re.compile(r"[^&|,()\[\]!*\s]+(?=$|[&|,()\[\]!*\s])")
 _COUNT = re.compile(r"\*\d+")
 

@@ -86,7 +86,7 @@ def _left_behind(job: Job) -> Hit | None:
 
 
 def _detached(job: Job) -> Iterator[Hit]:
-    """Work in a session of its own: `screen -dm`, `tmux new -d`."""
+    """Work in a separate session: `screen -dm`, `tmux new -d`."""
     last = job.script.commands[-1:]
     for command in last:
         words = [word.value for word in command.words]

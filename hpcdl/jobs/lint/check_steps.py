@@ -371,7 +371,7 @@ def _filled_in(raw: str) -> bool:
 
 @checks("rank-by-hand")
 def ranks_by_hand(job: Job) -> Iterator[Hit]:
-    """Ranks that a script renumbers: by a case, a test or a table of its own."""
+    """Ranks that a script renumbers: by its own case, test or table."""
     for variable in job.script.assigned(*_LOCAL_RANKS, *_GLOBAL_RANKS):
         if _INDEXED.search(variable.value):
             yield at("rank-by-hand", variable)

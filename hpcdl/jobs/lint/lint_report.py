@@ -40,7 +40,7 @@ Results = Sequence[tuple[str, Sequence[LintFinding]]]
 MAX_BYTES = 4 * 1024**2
 """Slurm's own limit, max_script_size in slurm.conf's SchedulerParameters."""
 _SECONDS = 5.0
-"""After so long a walk says how far it is."""
+"""Seconds after which a walk reports its progress."""
 _NO_FILES = frozenset({Path("/proc"), Path("/sys"), Path("/dev")})
 _DIRECTIVE = re.compile(r"^[ \t]*#SBATCH", re.M)
 _BEGINS = ("#!", "\ufeff#!", "#SBATCH")
@@ -316,7 +316,7 @@ def read_script(path: Path) -> str:
     if len(data) > MAX_BYTES:
         raise BadInput(
             f"{path} is larger than {MAX_BYTES // 1024**2} MB, and sbatch takes no more",
-            hint="keep data in a file of its own",
+            hint="keep data in a separate file",
         )
     if not data.strip():
         raise BadInput(f"{path} is empty", hint=_WHAT)

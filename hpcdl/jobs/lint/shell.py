@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 MAX_DEPTH = 120
-"""What lies deeper than this in the tree is not looked at."""
+"""Nodes deeper than this in the tree are not read."""
 MAX_INNER = 4
 """Scripts within scripts (`bash -c`) are read down to this depth."""
 _UNQUOTE = re.compile(r"'([^']*)'|\"((?:[^\"\\]|\\.)*)\"|\\(.)|([^'\"\\]+|.)", re.S)
