@@ -45,7 +45,7 @@ def written_file(folder: Path, size: int) -> Iterator[Path]:
 
 
 def reads_past_cache(path: Path) -> bool:
-    """Whether the file system takes O_DIRECT."""
+    """Return whether the file system takes O_DIRECT."""
     with suppress(OSError):
         os.close(os.open(path, os.O_RDONLY | _DIRECT))
         return bool(_DIRECT)

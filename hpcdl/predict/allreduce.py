@@ -1,4 +1,4 @@
-"""What exchanging gradients costs when nothing hides it.
+"""The cost of exchanging gradients when nothing hides it.
 
 Costs are lines, seconds = latency + bytes x rate, one per algorithm; the cheapest one for a size is
 taken, as NCCL and MPI do.

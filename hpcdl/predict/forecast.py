@@ -83,7 +83,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class PlanLimits:
-    """What a choice must keep to: loss of efficiency as a part, hours of the training."""
+    """The limits of a choice: loss of efficiency as a part, hours of the training."""
 
     loss: float = 0.1
     deadline_hours: float | None = None
@@ -130,7 +130,7 @@ class Forecast:
         return None if self.watts is None else point.gpu_hours * self.watts / 1000
 
     def cost(self, point: ScalingPoint) -> float | None:
-        """What the training costs, where a GPU-hour has a price."""
+        """Return the training's cost, None if a GPU-hour has no price."""
         return None if self.price is None else point.gpu_hours * self.price
 
     def operations(self, point: ScalingPoint) -> float:
@@ -143,7 +143,7 @@ class Forecast:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know before believing any of it."""
+        """Return the caveats of the forecast."""
         base, batch, plan = self.calibration, self.work.batch, self.work.plan
         wide, node = plan.tensor if plan else 1, self.machine.per_node
         lacking = " and ".join(self.machine.lacks(self.work.precision))
@@ -174,7 +174,7 @@ class Forecast:
 
     @property
     def _memory_note(self) -> str:
-        """How much memory is lacking on the fewest GPUs, and what would fit."""
+        """Describe how much memory is missing on the fewest GPUs, and what would fit."""
         gpus = min(point.gpus for point in self.points)
         needs, has = memory_bytes(self.work, gpus), self.machine.memory
         where = f" on {count_of(gpus, 'GPU')}" if self.work.plan else ""
@@ -315,7 +315,7 @@ def kind_of(nodes: int, *, real: bool) -> str:
 
 
 def scale(loss: float) -> float:
-    """What errors of a loss are measured by: they grow with it, and a small one has some, too."""
+    """Return the scale of a loss's errors: they grow with it, and a small one has some, too."""
     known = facts.load("predict")["scale"]
     return float(known["least"] + known["per_loss"] * max(0.0, loss))
 

@@ -200,7 +200,7 @@ def planned_bytes(net: NetworkSums, plan: ModelSplit, batch: int, gpus: int, ele
 
 @dataclass(frozen=True)
 class SplitWork:
-    """What is trained and where: micro-batches of `batch` sequences, `peak` operations/s.
+    """The training and its place: micro-batches of `batch` sequences, `peak` operations/s.
 
     `element` is the bytes of an activation, `gradient` of a gradient on the link; `efficiency` is
     the part of the peak that matrices reach; `pace` stretches computing to a measured step.
@@ -274,7 +274,7 @@ def family(gpu: str) -> str:
 
 
 def _known(what: str, plan: ModelSplit) -> dict[str, Any]:
-    """What is known of software with the plan's kind of attention."""
+    """Return the facts on software with the plan's kind of attention."""
     name = "links" if what == "overlap" else "predict"
     known: dict[str, Any] = facts.load(name)[what]["fused" if plan.fused else "plain"]
     return known

@@ -57,7 +57,7 @@ def _number(text: str, low: float, high: float, flag: str, metavar: str) -> floa
 
 @dataclass(frozen=True)
 class ScalingRequest:
-    """What is asked; None leaves a choice to the model.
+    """A request; None leaves a choice to the model.
 
     `size` is the edge of an image in pixels, or a sequence's tokens. `pipeline` is that of
     `hpcdl train`: the old one makes no image ahead. `gpus` is text as `expand` takes it; all of the
@@ -157,7 +157,7 @@ class ScalingRequest:
 
     @property
     def real(self) -> bool:
-        """Whether images are read and decoded."""
+        """Return whether images are read and decoded."""
         return self.data != SYNTHETIC or bool(self.record_bytes or self.decode_rate)
 
 
@@ -196,7 +196,7 @@ def _amount(request: ScalingRequest, net: NetworkSums) -> DataAmount:
 
 
 def _measured(request: ScalingRequest, work: Workload) -> tuple[MeasuredLoss, ...]:
-    """What runs of several ranks lost, by their layout; a run of another training is refused."""
+    """Return the losses of runs of several ranks; a run of another training is refused."""
     groups: dict[tuple[int, int], list[float]] = {}
     for run in request.runs if request.result and not request.plan else ():
         if run.training != request.runs[0].training:
@@ -320,7 +320,7 @@ def _other(run: MeasuredRun, measured: str, what: str) -> BadInput:
 
 
 def _workload(request: ScalingRequest, run: MeasuredRun | None, machine: Machine) -> Workload:
-    """What is trained: as asked, else as in the run, else the usual."""
+    """Return the training: as asked, else as in the run, else the usual."""
     model = request.model or (run.model if run else None)
     if model is None:
         raise BadInput("no model is named", hint="give --model, for example --model resnet50")

@@ -1,4 +1,4 @@
-"""What was measured on this site, as the model of scaling reads it: runs, and all-reduce checks.
+"""Reads measurements of this site for the model of scaling: runs, and all-reduce checks.
 
 `hpcdl.results` reads a result.json; here is what it means, and whether it is of this machine. The
 fp16 and bf16 of `hpcdl train` are mixed ones: weights and gradients stay float32, and only
@@ -106,7 +106,7 @@ def _known_gpu(text: str) -> str | None:
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What a result.json says that matters here; `seconds` of one rank's own work per step.
+    """The values of a result.json that matter here; `seconds` of one rank's own work per step.
 
     `precision` is the trainer's word; `cpus` are those of a rank. `nodes` is 1, and `size`, of
     images, None where it says none.
@@ -132,7 +132,7 @@ class MeasuredRun:
 
     @property
     def training(self) -> tuple[object, ...]:
-        """What repeated runs of one training share."""
+        """Return what repeated runs of one training share."""
         return self.model, self.batch, self.precision, self.compress, self.size
 
     @property
@@ -176,7 +176,7 @@ def read_result(path: Path) -> MeasuredRun:
 
 
 def usual_precision(compute: str | None) -> str:
-    """What float32 is on a GPU of a compute capability (none: a CPU), unless asked otherwise."""
+    """Return the precision of float32 on a GPU of a compute capability (none: a CPU)."""
     return "tf32" if compute and float(compute) >= _TF32_SINCE else "fp32"
 
 
@@ -193,7 +193,7 @@ def trained_precision(name: str, compute: str | None, *, compress: bool = False)
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether two precisions use the same units: amp and fp16 do."""
+    """Return whether two precisions use the same units: amp and fp16 do."""
     return one == other or {one, other} == {"amp", "fp16"}
 
 
@@ -217,7 +217,7 @@ class MeasuredLoss:
         return statistics.median(self.seconds)
 
     def loss(self, alone: float) -> float:
-        """What the step is longer than one rank's own work (`alone`), in logarithms."""
+        """Return the logarithm of the step over one rank's own work (`alone`)."""
         return max(0.0, math.log(self.middle / alone))
 
     @property
@@ -290,7 +290,7 @@ class Exchange:
 
 
 def is_exchange(value: dict[str, Any]) -> bool:
-    """Whether a result.json is that of an all-reduce check."""
+    """Return whether a result.json is that of an all-reduce check."""
     return value.get("kind") == "allreduce"
 
 

@@ -147,7 +147,7 @@ def _rate(value: float) -> str:
 
 
 def _cells(found: Forecast, point: ScalingPoint) -> dict[str, str]:
-    """What a count of GPUs has in each column; `-` is unknown."""
+    """Return the cells of a count of GPUs by column; `-` is unknown."""
     work, energy, cost = found.work, found.kilowatt_hours(point), found.cost(point)
     span = _span(found)
     cells = {

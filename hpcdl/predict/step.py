@@ -139,7 +139,7 @@ class SharedCores:
 
 @dataclass(frozen=True)
 class Workload:
-    """What is trained: network, images per GPU and step, precision, form, input.
+    """The training: network, images per GPU and step, precision, form, input.
 
     With a `plan` the batch is a micro-batch of a replica. `shared` cores slow ranks down.
     """
@@ -202,12 +202,12 @@ class StepTime:
 
     @property
     def loss(self) -> float:
-        """What the step is longer than its computing, in logarithms."""
+        """Return the logarithm of the step over its computing."""
         return math.log(self.seconds / self.compute)
 
     @property
     def limit(self) -> str:
-        """What limits the step: compute, or the largest loss where that is more than 5 % of it."""
+        """Return what limits the step: compute, or the largest loss if above 5 % of the step."""
         losses = {
             "input": self.input_wait,
             "latency" if self.latency_part > 0.5 else "communication": self.communication,
@@ -262,7 +262,7 @@ def predict_step(
 
 
 def split_work(machine: Machine, work: Workload) -> SplitWork:
-    """What the GPUs of a split training compute and exchange."""
+    """Return what the GPUs of a split training compute and exchange."""
     return SplitWork(
         machine,
         work.net,

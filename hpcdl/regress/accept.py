@@ -95,7 +95,7 @@ def answer_now(
 
 
 def read_accepted(path: Path) -> tuple[Acceptance, ...]:
-    """What a file accepts; nothing where there is none.
+    """Return a file's acceptances; none if it does not exist.
 
     Raises BadInput: every fault of the file at once.
     """

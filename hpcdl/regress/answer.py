@@ -58,7 +58,7 @@ class Finding:
 
     @property
     def of_last_night(self) -> bool:
-        """Whether it is the verdict of a run, which the run's report has as well."""
+        """Return whether it is the verdict of a run, which the run's report has as well."""
         return self.kind in _STATUSES
 
     @property
@@ -101,7 +101,7 @@ def describe(change: Change) -> str:
 
 @dataclass(frozen=True)
 class GateAnswer:
-    """Whether the gate opens, and what speaks against it.
+    """The gate's answer: open or closed, with the findings.
 
     `series` were asked about, of so many that are `known`; `ended` gave nothing for a month and
     are not among them. `warnings` are changes for the worse that are not sure yet; `accepted` is
@@ -175,7 +175,7 @@ class Acceptance:
     replaced: Mapping[str, object] | None = None
 
     def holds(self, today: datetime.date) -> bool:
-        """Whether it is in force."""
+        """Return whether it is in force."""
         return not self.until or datetime.date.fromisoformat(self.until) >= today
 
     def describe(self) -> str:

@@ -57,7 +57,7 @@ def most_gbs(partition: Partition) -> float | None:
 def measured_links(
     site: Site, partition: Partition, strategy: str, local: int
 ) -> tuple[Exchange, ...]:
-    """What the site measured of the links within a node, and of those between nodes.
+    """Return the site's measurements of links within a node and between nodes.
 
     Of several numbers of ranks per node, the one nearest to `local` counts. References of
     another machine that emulated the cluster are none of this one.

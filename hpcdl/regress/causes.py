@@ -51,7 +51,7 @@ class Cause(NamedTuple):
 
 
 class Tonight(NamedTuple):
-    """What the last night says of one series: how strongly it is lower, by how much, with what."""
+    """The last night of one series: how significantly lower, by how much, what changed with it."""
 
     series: Series
     strength: float
@@ -140,7 +140,7 @@ def tonight(
 
 
 def pooled(each: Iterable[Tonight], night: date) -> list[Finding]:
-    """What series of one night say together; by what changed with it, else all of them."""
+    """Pool the series of one night: by what changed with them, else all of them."""
     groups: dict[str, list[Tonight]] = {}
     for one in each:
         groups.setdefault(one.with_it, []).append(one)

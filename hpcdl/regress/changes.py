@@ -120,7 +120,7 @@ class _Window:
 
 @dataclass
 class _State:
-    """What is known so far: the level's first night, what was before it, what was found.
+    """The state so far: the level's first night, earlier levels, changes found.
 
     `earlier` are deviations of nights before the level from theirs; `search` is the first night
     that a change may begin with, `back` the level to return to and its `earlier`.
@@ -141,7 +141,7 @@ class _State:
         return MIN_NIGHTS if len(self.earlier) < MIN_NIGHTS else FEW_NIGHTS
 
     def learn(self, end: int) -> Noise | None:
-        """What the level's nights before `end` tell."""
+        """Return the estimate from the level's nights before `end`."""
         past = self.nights.values[max(self.start, end - LEVEL_NIGHTS) : end]
         missing = LEVEL_NIGHTS - len(past)
         earlier = self.earlier[-missing:] if missing else []
@@ -187,7 +187,7 @@ def _step(state: _State, night: int) -> None:
 
 
 class Look(NamedTuple):
-    """What the last night says by itself: whether to measure it again, and how sure a drop is.
+    """The last night by itself: whether to measure it again, and how sure a drop is.
 
     `strength` is a normal deviate; `first` the night that the drop would have begun with.
     """
@@ -225,7 +225,7 @@ def _unsure(state: _State, night: int) -> Found | None:
 
 
 def _is_low(state: _State, night: int, times: int) -> bool:
-    """Whether a night, or it and the one before, are among the lowest of their level."""
+    """Return whether a night, or it and the one before, are among the lowest of their level."""
     # The first run of each: what was measured again for being low is no longer as low.
     values, start = state.nights.firsts, max(state.start, night - LEVEL_NIGHTS)
     if last := _unsure(state, night):
@@ -300,7 +300,7 @@ def _share(nights: Nightly, noise: Noise, before: int) -> float:
 
 
 def _looked(state: _State, night: int) -> bool:
-    """Whether a night that was measured again is a drop by itself."""
+    """Return whether a night that was measured again is a drop by itself."""
     runs = state.nights.runs
     unsure = _unsure(state, night)
     since = unsure.began if unsure else max(0, night - 1)
@@ -486,7 +486,7 @@ def _broke(state: _State, night: int) -> bool:
 
 
 def _look_for_end(state: _State, night: int) -> None:
-    """Whether the last change is over.
+    """Return whether the last change is over.
 
     A broken night is where the next is well; a level by a sequential test of the old one against
     the new one (Wald 1945, Ann. Math. Stat. 16:117).

@@ -75,7 +75,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
 
     @property
     def check_name(self) -> str:
-        """What people call this check: its class's name."""
+        """Return the check's name: that of its class."""
         return declared_name(type(self))
 
     @property
@@ -88,18 +88,18 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         raise NotImplementedError
 
     def metrics(self) -> Sequence[Metric]:
-        """What is measured."""
+        """Return the metrics."""
         return ()
 
     def faults(self, measured: Measured) -> Sequence[JobFault | str]:
-        """What is wrong with a result, nothing when all is well; text is a failure, always.
+        """Return the faults of a result; text is a failure, always.
 
         By default what must hold of any job: world size, nodes, release, device, its own end.
         """
         return faults_of(measured, self.layout, self.evidence["release"], real_gpus=self.real_gpus)
 
     def measured(self) -> Measured:
-        """What the job left: its result.json, if it is of this job."""
+        """Return the job's result.json, if it is of this job."""
         found = read_result(Path(self.stagedir) / RESULT)
         if self.job.record is None:
             return found
@@ -116,7 +116,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return None
 
     def suits(self, site: Site, partition: Partition, execution: ExecutionProfile) -> bool:
-        """Whether the check means anything on a partition that can hold its job."""
+        """Return whether the check means anything on a partition that can hold its job."""
         return True
 
     def script(self, site: Site, spec: JobSpec, module: Module) -> str:
@@ -124,7 +124,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         return render_script(site, spec, module).text
 
     def ended(self, exit_code: int | None) -> Sequence[JobFault | str]:
-        """What the job's own exit code says is wrong."""
+        """Return the faults that the job's exit code means."""
         return [] if exit_code == 0 else [exit_fault(exit_code)]
 
     @property
@@ -134,7 +134,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
 
     @property
     def real_gpus(self) -> bool:
-        """Whether ranks must find a GPU."""
+        """Return whether ranks must find a GPU."""
         return self.needs_gpus and self.layout["gpus_per_node"] > 0 and self.execution.real_gpus
 
     @property
@@ -228,7 +228,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
 
     @sanity_function
     def nothing_is_wrong(self) -> Any:
-        """Whether no fault was found."""
+        """Return whether no fault was found."""
         faults = self.evidence["faults"]
         return sn.assert_true(not faults, msg=describe(map(as_fault, faults)))
 

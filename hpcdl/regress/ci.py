@@ -149,7 +149,7 @@ def unit_user(given: str, site: Site) -> str:
 
 
 def explained(site: Site, request: Request) -> str:
-    """What a pipeline will do, in a line per run."""
+    """Describe a pipeline, in a line per run."""
     clock, again = _clock(request), site.remeasure
     weekly = (clock.hour + _WEEKLY_AFTER) % 24
     budget = f"at most {again.runs} more, for {again.minutes:g} minutes" if again.runs else "none"

@@ -12,7 +12,7 @@ from hpcdl.system.run import module_argv, run
 
 
 def rendered(site: Site, spec: JobSpec, module: Module) -> str:
-    """What `hpcdl job render` prints for a request. Raises CommandFailed: it refuses."""
+    """Return the script of `hpcdl job render` for a request. Raises CommandFailed: it refuses."""
     words = request_words(site, spec, module)
     return run([*module_argv(sys.executable, "hpcdl"), "job", "render", *words], timeout=60).stdout
 

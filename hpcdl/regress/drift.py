@@ -151,13 +151,13 @@ def analyse(
 
 
 def may_be_low_tonight(values: Sequence[float]) -> bool:
-    """Whether `look` may find the last of some nights' values doubtful: a quick test."""
+    """Return whether `look` may find the last of some nights' values doubtful: a quick test."""
     recent = values[-31:-1]
     return bool(recent) and 3 * sum(value <= values[-1] for value in recent) <= len(recent) + 2
 
 
 def is_doubtful(series: Sequence[Night], watched: int, *, lower: bool = False) -> bool:
-    """Whether the last night of a series should be measured again.
+    """Return whether the last night of a series should be measured again.
 
     As `analyse`; several runs on its date are those so far.
     """
@@ -194,7 +194,7 @@ def _turned(change: Change) -> Change:
 
 
 def may_be_worse(means: Sequence[tuple[float, str]], *, lower: bool = False) -> bool:
-    """Whether a closer look at a series may find a change for the worse that holds: a quick test.
+    """Return whether a series may have a lasting change for the worse: a quick test.
 
     `means` are of each night, oldest first, the mean of its runs and their node, where it was one.
     """
@@ -279,7 +279,7 @@ def _change(found: Found, runs: Runs, enough: float) -> Change:
 
 
 def _changed(nights: Sequence[Sequence[Night]], began: int) -> tuple[str, ...]:
-    """What was different from this night on: release, driver, or the one node that was used."""
+    """Return what changed on this night: release, driver, or the only node."""
     changes = []
     for what in ("release", "driver", "node"):
         past = nights[max(0, began - _STEADY) : began] if what == "node" else [nights[began - 1]]

@@ -40,7 +40,7 @@ class Response(NamedTuple):
     later: float = 1.0
 
     def innovations(self, evidence: list[float], state: float) -> tuple[list[float], float]:
-        """What is new in standardised values after a state, and the state after them."""
+        """Return the innovations of standardised values after a state, and the next state."""
         memory, gain, innovations = self.memory, self.gain, list[float]()
         if not memory:
             return evidence, 0.0
@@ -51,7 +51,7 @@ class Response(NamedTuple):
         return innovations, state
 
     def weight(self, nights: int) -> float:
-        """What so many nights since a step tell of its size, the first night being 1."""
+        """Return the information of nights since a step on its size, the first night being 1."""
         return 1.0 if nights == 1 else 1 + self.second**2 + (nights - 2) * self.later**2
 
 
@@ -86,7 +86,7 @@ class Noise:
         return clipped
 
     def innovations(self, values: Sequence[float], state: float = 0.0) -> tuple[list[float], float]:
-        """What each night brings that the nights before it, known by `state`, did not let expect.
+        """Return each night's deviation from what the nights before it, as `state`, predict.
 
         With the state after them.
         """
@@ -113,7 +113,7 @@ def as_normal(t: float, degrees: float) -> float:
 
 @lru_cache(maxsize=512)
 def caps(count: int) -> tuple[float, ...]:
-    """How much a night counts at most, by how many of `count` nights before lay as far."""
+    """Return how much a night counts at most, by how many of `count` nights before were as far."""
     return tuple(math.sqrt(2 * math.log((count + 1) / (rank + 1))) for rank in range(count + 1))
 
 
@@ -271,7 +271,7 @@ def weekend_effect(values: Sequence[float], weekdays: Sequence[int]) -> float:
 
 
 def shrunk(some: Sequence[float], others: Sequence[float]) -> float:
-    """How far the medians of two groups differ, less what may be chance."""
+    """Return the difference of two groups' medians, less what may be chance."""
     middle = median(others)
     effect = median(some) - middle
     spread = spread_of([value - middle for value in others])

@@ -80,7 +80,7 @@ def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
 
 
 def _causes(answer: GateAnswer | None) -> list[str]:
-    """What the gate found, by cause, worst first; then what was accepted."""
+    """List the gate's findings by cause, worst first, then the accepted ones."""
     rows = (
         [
             [("" if one.closes else "not sure yet: ") + one.title, one.id]

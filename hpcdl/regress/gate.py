@@ -32,7 +32,7 @@ _CADENCE_NIGHTS = 10
 
 @dataclass(frozen=True)
 class _Question:
-    """What is asked about: the time of each series' newest result, and the time it is now.
+    """The gate's input: the time of each series' newest result, and the present time.
 
     `latest` is the newest time of each case, and of the runs on each partition; `watched` series
     share the budget of nights that are closed by chance. `tonight` gathers what each series says of
@@ -62,7 +62,7 @@ class _Question:
         return first_night(series, self.newest[series], self.rulings, self.now.date())
 
     def is_over(self, series: Series) -> bool:
-        """Whether the night that a series ends with was followed by a newer one.
+        """Return whether the night that a series ends with was followed by a newer one.
 
         A series without metric holds nights that went wrong: newer ones of its case end it, and
         what was wrong with a whole run, any newer run there.
@@ -171,7 +171,7 @@ def _latest(newest: dict[Series, str]) -> dict[Series, str]:
 
 
 def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
-    """What was asked about by a name that the history does not have: others must not hide it."""
+    """Return a finding for each requested name that the history does not have."""
     none = Series("", "", "", "")
     return [
         Finding(none._replace(**{what: name}), "unknown", f"the history has no {what} {name}")

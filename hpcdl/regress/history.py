@@ -96,7 +96,7 @@ class Mean(NamedTuple):
 
 
 class FigurePoint(NamedTuple):
-    """What a figure shows of one result; `time` and the bounds as in `Result`."""
+    """The values of one result that a figure shows; `time` and the bounds as in `Result`."""
 
     time: str
     value: float | None
@@ -197,7 +197,7 @@ class History:
         return listed
 
     def _of(self, series: Series, what: str, more: str = "", since: str = "") -> sqlite3.Cursor:
-        """What a query selects of a series' results, of none in the future."""
+        """Run a query on a series' results, without those in the future."""
         return self._connection.execute(
             f"SELECT {what} FROM results WHERE {_THIS} AND time >= ? AND time <= ? {more}",  # noqa: S608
             (series.site, *series[:-1], since, self._until),

@@ -1,4 +1,4 @@
-"""What a series is: the same everywhere, in tables, pages, exports and the gate. Pure.
+"""The identity of a series in tables, pages, exports and the gate. Pure.
 
 A site, a partition, an environment, a check with its parameters (its case), a metric and its unit.
 Which values are better belongs to the metric: its check says so, or its bounds, or its unit.
@@ -47,7 +47,7 @@ def better_of(unit: str, low: float | None, high: float | None, declared: str = 
 
 
 class Series(NamedTuple):
-    """What identifies a series; `metric` is '' for runs that measured nothing.
+    """The identity of a series; `metric` is '' for runs that measured nothing.
 
     `environment` is ReFrame's, '' for hpcdl's own checks; `unit` that of all its values.
     """
@@ -62,7 +62,7 @@ class Series(NamedTuple):
 
     @property
     def of_case(self) -> Series:
-        """What all metrics of its case have in common."""
+        """Return the series of its case, without a metric."""
         return self._replace(metric="", unit="")
 
     @property
@@ -77,7 +77,7 @@ class Series(NamedTuple):
 
 
 class Night(NamedTuple):
-    """What one night measured; more of them on one date are runs of the same night."""
+    """One measurement of a night; several of one date are runs of the same night."""
 
     date: date
     value: float

@@ -1,4 +1,4 @@
-"""What a job's ending means for a check. Pure: the ReFrame back end asks, and acts on it.
+"""The meaning of a job's end for a check. Pure: the ReFrame back end asks, and acts on it.
 
 Slurm's states are many, a check's are two: it ended and its output may be judged, or it did
 not end by itself, and then nothing that it printed counts.
@@ -67,7 +67,7 @@ def fault_of(
 
 
 def exit_fault(code: int | None) -> JobFault:
-    """What a job's own exit code says."""
+    """Return the fault that a job's exit code means."""
     text = f"the job ended with exit code {code}; its log says why"
     return JobFault(FaultKind.EXIT_CODE, text, wanted=0, got=code)
 
@@ -94,7 +94,7 @@ def takes_no_jobs(state: str) -> bool:
 
 
 def dead_wait(record: JobRecord) -> bool:
-    """Whether a job waits for nodes of which there are not enough that work."""
+    """Return whether a job waits for nodes of which there are not enough that work."""
     return record.state == "PENDING" and "DOWN" in record.reason.upper()
 
 

@@ -105,7 +105,7 @@ def _trails(night: Mapping[str, float], slow: Sequence[str], node: str) -> bool:
 
 
 def _least(nodes: int) -> float:
-    """What counts at all beside so many others: two may differ, many hardly do."""
+    """Return the least difference that counts among so many nodes: more for two than for many."""
     return max(_LEAST, _LEAST_OF_TWO / nodes)
 
 

@@ -188,7 +188,7 @@ class Target:
 
     @property
     def name(self) -> str:
-        """What may be printed of it: a webhook's path is a secret."""
+        """Return a printable form: a webhook's path is a secret."""
         if self.kind == "mail":
             return f"mail to {', '.join(self.values['to'])}"
         return f"{self.kind} at {urlsplit(self.values['url']).hostname}"
@@ -323,7 +323,7 @@ def _at_once(senders: Sequence[Callable[[], None]]) -> list[str]:
 
 
 def _reason(fault: Exception) -> str:
-    """What went wrong, without what a message may hold of the address."""
+    """Return the reason of a failure, without the address that a message may hold."""
     code = getattr(fault, "code", None) or getattr(fault, "smtp_code", None)
     if code:
         return f"it answered {code}"

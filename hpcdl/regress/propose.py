@@ -102,7 +102,7 @@ def of_runs(rows: Sequence[Reference]) -> Reference:
 
 
 def read_rows(site: Site) -> Iterator[Reference]:
-    """What can be used of all runs, the newest run first; damaged ones are left out."""
+    """Yield the usable runs, the newest first; damaged ones are left out."""
     source = f"nightly runs on '{site.name}', drafted by hpcdl check references propose"
     for path in sorted(runs_directory(site).glob("*/verdicts.json"), reverse=True):
         stamp = path.parent.name
@@ -125,7 +125,7 @@ def read_rows(site: Site) -> Iterator[Reference]:
 def rows_of(
     verdicts: Iterable[Mapping[str, Any]], machine: str | None, date: str, source: str
 ) -> Iterator[Reference]:
-    """What each metric of a run's verdicts would be as a reference, from this run alone."""
+    """Yield each metric of a run's verdicts as a reference, from this run alone."""
     for verdict in verdicts:
         for metric in verdict["metrics"]:
             ruled = metric.get("source") == OWN_DEMAND
@@ -192,7 +192,7 @@ def write(site: Site, rows: Iterable[Reference]) -> tuple[Path, ...]:
 
 
 def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
-    """Whether each check asked for has a reference of this release and machine, everywhere.
+    """Return whether each check asked for has a reference of this release and machine, everywhere.
 
     Raises BadInput: no check is named; which ones tags mean, only ReFrame knows.
     """

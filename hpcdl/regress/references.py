@@ -43,7 +43,7 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """What one metric of one check should be, and why we think so.
+    """The expected value of one metric of one check, and its source.
 
     `lower` and `upper` are fractions of `value`, None where that side is not judged. `spread`
     is the relative standard deviation between runs, `runs` their number; 0 for published ones.
@@ -69,17 +69,17 @@ class Reference:
 
     @property
     def key(self) -> Key:
-        """What identifies it in its set: check, case, partition, metric."""
+        """Return its key in its set: check, case, partition, metric."""
         return self.check, self.case, self.partition, self.metric
 
     @property
     def names(self) -> frozenset[str]:
-        """What people may call it by: `check` or `check/case`."""
+        """Return the names that select it: `check` or `check/case`."""
         return frozenset({self.check, f"{self.check}/{self.case}"})
 
     @property
     def is_rule(self) -> bool:
-        """Whether it is what the check itself demands."""
+        """Return whether it is the check's own requirement."""
         return self.source == OWN_DEMAND
 
     @property

@@ -24,7 +24,7 @@ _SLOW = frozenset({FaultKind.BOUND, FaultKind.SLOW_NODE})
 
 
 class Key(NamedTuple):
-    """What is one case of a night; `planned` is the node where each node has its own."""
+    """The key of a case of a night; `planned` is the node where each node has its own."""
 
     check: str
     case: str

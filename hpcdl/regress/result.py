@@ -1,4 +1,4 @@
-"""What a job measured (result.json), and what must hold of it before its numbers count.
+"""A job's measurements (result.json), and what must hold before its numbers count.
 
 World size, release, device and nodes as its layout says; a training beside that ends by itself
 with finite, falling losses. A number of a job that ran as something else is no number.
@@ -57,7 +57,7 @@ class Measured:
 
 
 def reads(*path: str) -> Callable[[Measured], float | None]:
-    """What reads the number at a place of a result."""
+    """Return a function that reads the number at a place of a result."""
     return lambda measured: measured.number(*path)
 
 
@@ -104,7 +104,7 @@ def losses_fall(losses: Sequence[float]) -> JobFault | None:
 def faults_of(
     measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
 ) -> list[JobFault]:
-    """What is wrong with any measuring job's result.
+    """Return the faults of any measuring job's result.
 
     `layout` is the job's as plain values, `release` the id of the one that it must have used;
     `real_gpus` says whether its ranks must have had a GPU each.
@@ -143,7 +143,7 @@ def _of_any_job(
 def binding_faults(
     probes: Sequence[Probe], layout: Mapping[str, Any], release: str | None, *, bound: bool
 ) -> list[JobFault]:
-    """What is wrong with where ranks are and what each has.
+    """Return the faults of the ranks' places and resources.
 
     `probes` are what every rank saw; `bound` says whether Slurm binds CPUs here.
     """

@@ -69,7 +69,7 @@ class JobEvent:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more happens to it."""
+        """Return whether nothing more happens to it."""
         return self.state not in ACTIVE and self.state != "SUBMITTED"
 
 
@@ -99,7 +99,7 @@ def new_run(site: Site) -> Iterator[RunDirectory]:
 
 
 def is_named_as_run(path: Path) -> bool:
-    """Whether a directory has the name of a run's."""
+    """Return whether a directory has the name of a run's."""
     return _NAME.fullmatch(path.name) is not None
 
 

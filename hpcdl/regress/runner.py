@@ -40,7 +40,7 @@ _GENERATED = {"repeat_no", "part", "nid"}
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """What a run found.
+    """The result of a run of checks.
 
     `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster;
     `settings` are options that the run set itself, which makes it no night like the others; `ended`
@@ -58,7 +58,7 @@ class CheckOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether there are verdicts and every one passes or is waived."""
+        """Return whether there are verdicts and every one passes or is waived."""
         return bool(self.verdicts) and all(verdict.ok for verdict in self.verdicts)
 
 
@@ -376,7 +376,7 @@ def _why_nothing(run: RunDirectory, request: CheckRequest, session: Session) -> 
 
 @dataclass(frozen=True)
 class Plain:
-    """What a run knows of plain checks.
+    """What a run knows about plain checks.
 
     `jobs` is what became of each job, by id; `partitions` are the site's names by ReFrame's;
     `releases` is what is loaded, by partition and environment.
@@ -415,7 +415,7 @@ def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
 
 
 def _job_of(case: Mapping[str, Any]) -> dict[str, Any]:
-    """What ReFrame's report says of a job that no run of ours watched."""
+    """Return the record of a job that only ReFrame watched, from its report."""
     nodes = case.get("job_nodelist")
     named = ",".join(map(str, nodes)) if isinstance(nodes, list) else ""
     return {"id": case.get("jobid"), "nodes": named}

@@ -1,4 +1,4 @@
-"""What many GPUs should give of so many times one: by a site's reference, else by the model.
+"""The expected efficiency of many GPUs: by a site's reference, else by the model.
 
 The single-GPU rate of the same night calibrates hpcdl.predict, which then tells the efficiency
 of more GPUs of this partition. Its band holds eight times in ten; a bound twice as far away is

@@ -142,7 +142,7 @@ def best_images_per_second(measured: Measured) -> float | None:
 
 
 def training_faults(measured: Measured) -> list[JobFault]:
-    """What is wrong with a training's result beside what may be wrong with any job's."""
+    """Return the faults of a training's result, beside those of any job's."""
     if measured.faults:
         return []
     fault = losses_fall(losses(measured))

@@ -51,7 +51,7 @@ class MetricVerdict:
 
     @property
     def holds(self) -> bool:
-        """Whether it has a value, a bound, and is within its bounds."""
+        """Return whether it has a value, a bound, and is within its bounds."""
         if not self.wanted:
             return True
         if self.value is None or not math.isfinite(self.value) or not self.judged:
@@ -61,7 +61,7 @@ class MetricVerdict:
 
     @property
     def judged(self) -> bool:
-        """Whether there is a bound to judge it by, or none is needed."""
+        """Return whether there is a bound to judge it by, or none is needed."""
         return not self.wanted or not (self.low is None and self.high is None)
 
     @property
@@ -73,7 +73,7 @@ class MetricVerdict:
 
     @property
     def fault(self) -> JobFault:
-        """What is wrong with a value beyond its bounds."""
+        """Return the fault of a value beyond its bounds."""
         change = self.change or 0.0
         bound = self.low if change < 0 else self.high
         side = "below" if change < 0 else "above"
@@ -125,7 +125,7 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether it passes, is waived, or its check does not apply."""
+        """Return whether it passes, is waived, or its check does not apply."""
         return self.status is Status.PASS or self.status.neutral or self.waived
 
 
@@ -353,7 +353,7 @@ def _references(evidence: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def outdated(
     row: Mapping[str, Any], evidence: Mapping[str, Any], machine: str | None
 ) -> Iterator[tuple[str, str]]:
-    """What a reference was measured with and what is otherwise now: its name, and as it is now."""
+    """Yield what differs from when a reference was measured: its name, and its present value."""
     now = {"release": evidence.get("release"), "driver": evidence.get("driver"), "machine": machine}
     for what, current in now.items():
         if row.get(what) and current and row[what] != current:
@@ -363,7 +363,7 @@ def outdated(
 def _suspects(
     faults: Sequence[JobFault], evidence: Mapping[str, Any], machine: str | None
 ) -> list[str]:
-    """What has changed since the references of values beyond their bounds were measured."""
+    """Return what has changed since the references of values beyond bounds were measured."""
     slow = {fault.metric for fault in faults if fault.kind is FaultKind.BOUND}
     rows = [row for name, row in _references(evidence).items() if name in slow]
     found = [

@@ -32,7 +32,7 @@ from hpcdl.system.text import utc_now
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What a build will do. `release_id` is None until the wheels are locked.
+    """The plan of a build. `release_id` is None until the wheels are locked.
 
     `partitions` are those that it serves, none meaning all; `mpi` is empty without Horovod.
     """
@@ -66,14 +66,14 @@ class BuildPlan:
 
     @property
     def horovod_key(self) -> str:
-        """What names the build of Horovod in the cache; empty without Horovod."""
+        """Return the name of Horovod's build in the cache; empty without Horovod."""
         if self.recipe.horovod is None:
             return ""
         return horovod.horovod_folder(self.recipe, self.python, self.mpi).name
 
     @property
     def needs_compilers(self) -> bool:
-        """Whether Horovod has to be compiled."""
+        """Return whether Horovod has to be compiled."""
         with_it = self.recipe.horovod is not None
         return with_it and horovod.find_horovod(self.recipe, self.python, self.mpi) is None
 
@@ -83,11 +83,11 @@ class BuildPlan:
 
     @property
     def exists(self) -> bool:
-        """Whether that release has been built already."""
+        """Return whether that release has been built already."""
         return is_built(self.site, self.release_id)
 
     def steps(self) -> list[str]:
-        """What is left to do, in words; empty where the release exists."""
+        """Return the remaining steps, in words; empty if the release exists."""
         if self.exists:
             return []
         recipe, steps = self.recipe, []
@@ -132,7 +132,7 @@ class BuildPlan:
         require_space(needs, only_look=only_look)
 
     def details(self) -> dict[str, Any]:
-        """What only a plan from wheels has, for machines."""
+        """Return the JSON values that only a plan from wheels has."""
         return {
             "source": self.recipe.source,
             "requirements": list(self.recipe.requirements),

@@ -173,7 +173,7 @@ def _lay_out(wheels: Sequence[Path], tree: Path) -> None:
 
 
 def _places(names: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """What of a wheel goes into the tree, and where; of CUDA 13's only fatbinary."""
+    """Yield a wheel's files for the tree and their places; of CUDA 13 only fatbinary."""
     for name in names:
         parts = PurePosixPath(name).parts
         if name == _FATBINARY:

@@ -1,4 +1,4 @@
-"""What was published, and which release serves which partition by it.
+"""The history of publishes, and the release that each partition gets by it.
 
 PREFIX/history.json has what was current and when, for `rollback` and for `gc`. An event is written
 before its switch, so that a killed publish can be told from one that happened. A damaged file is an
@@ -41,7 +41,7 @@ class Event:
 
 
 def read_history(site: Site) -> list[Event]:
-    """What was current, oldest first; without a file what is current now.
+    """Return the publishes, oldest first; without a file the current release.
 
     The last event of a killed command may not have come to pass: where `current` is not what it
     says, it is left out.
@@ -107,7 +107,7 @@ class Dispatch:
 
 
 def publish_history(events: Iterable[Event]) -> list[str]:
-    """What was published and not rolled back, the current one last."""
+    """Return what was published and not rolled back, the current release last."""
     published: list[str] = []
     for event in events:
         if event.action == "rollback" and event.release in published:
@@ -125,7 +125,7 @@ def taken_off(
     target: str,
     undone: str | None = None,
 ) -> tuple[str, ...]:
-    """What a rollback to `target` takes off `published`: later releases for the same partitions.
+    """Return what a rollback to `target` removes: later releases for the same partitions.
 
     `undone` goes in any case: the current one, where nobody named a target.
     """
@@ -145,7 +145,7 @@ def _home(site: Site, release: Release) -> set[str]:
 
 
 def previous(events: Sequence[Event], current: str | None, existing: set[str]) -> str | None:
-    """What was published before `current`, among those that still exist.
+    """Return what was published before `current` and still exists.
 
     Rolling back twice goes back twice. Where somebody moved `current` by hand to what was never
     published, the publish history's top is what was current before.
@@ -201,7 +201,7 @@ def _for_partition(
 
 
 def has_code_for(release: Release, gpu: Gpu) -> bool:
-    """Whether a release runs on a GPU model: what names no models is a build for CPUs."""
+    """Return whether a release runs on a GPU model; one without models is for CPUs."""
     models = release.needs.get("gpus")
     return models is None or gpu.driver_name in models
 

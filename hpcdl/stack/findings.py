@@ -1,4 +1,4 @@
-"""What is inside a release, with licences, what is known to be wrong with it, what the site says.
+"""A release's packages with licences, their known vulnerabilities, and the site's waivers.
 
 Names, versions and digests come from the release's lock, licences from the metadata of the
 installed packages or from the lock itself. Words that are no SPDX expression are looked up
@@ -114,7 +114,7 @@ def _beneath(release: Release) -> list[Mapping[str, str]]:
 
 
 def licence_words(metadata: Any) -> list[str]:
-    """What a package's metadata says of its licence, surest first; a line of 200 characters each.
+    """Return a package's licence texts from its metadata, surest first, 200 characters each.
 
     `metadata` are headers, as `importlib.metadata` and `email.parser` give them.
     """
@@ -230,7 +230,7 @@ class Advisory:
         }
 
     def describe(self) -> str:
-        """What the site says of it."""
+        """Return the site's answer to it."""
         if self.waiver is None:
             return "no waiver" + (f"; fixed in {self.fixed}" if self.fixed else "")
         waiver = self.waiver
@@ -303,7 +303,7 @@ def dated(path: Path) -> str:
 
 
 def vulnerabilities(path: Path, inside: Sequence[BomComponent]) -> list[Advisory]:
-    """What is known of packages of PyPI; CheckFailed: a damaged file, or not in OSV's format."""
+    """Return OSV's advisories for PyPI packages; CheckFailed: the file is damaged or no OSV."""
     known: dict[str, list[BomComponent]] = {}
     for package in inside:
         if package.purl.startswith("pkg:pypi/"):
@@ -332,7 +332,7 @@ def vulnerabilities(path: Path, inside: Sequence[BomComponent]) -> list[Advisory
 
 
 def _without_doubles(found: Sequence[Advisory]) -> list[Advisory]:
-    """What several databases (GHSA, PYSEC) say of one vulnerability of a package, as one."""
+    """Merge advisories of several databases (GHSA, PYSEC) for one vulnerability of a package."""
     kept: list[Advisory] = []
     for advisory in found:
         same = next(

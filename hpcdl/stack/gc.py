@@ -41,7 +41,7 @@ _WAIT_SECONDS = 900
 
 @dataclass(frozen=True)
 class Garbage:
-    """What goes and what stays.
+    """What is removed and what stays.
 
     `removed` has the bytes freed by release id, `kept` the reason; `packages` the bytes by
     package of Spack's, `note` why these were not looked at.

@@ -214,7 +214,7 @@ def _nvidia(packages: Path, sources: Path) -> Path:
 
 
 def _clang_environment(compilers: Toolchain, tree: Path, computes: Sequence[str]) -> dict[str, str]:
-    """What the edits of Horovod's CMakeLists.txt read: the tree, and how clang compiles with it."""
+    """Return variables that the edits of CMakeLists.txt read: the tree, and clang's argv."""
     assert compilers.clang is not None
     codes = [one.replace(".", "") for one in computes]
     argv = cuda_tree.compile_argv(compilers.clang.path, tree, compilers.cxx.path, codes, "c++14")
@@ -293,7 +293,7 @@ class Toolchain:
     clang: Tool | None = None
 
     def environment(self) -> dict[str, str]:
-        """What tells CMake and nvcc of them."""
+        """Return the environment variables that pass them to CMake and nvcc."""
         cxx = str(self.cxx.path)
         cc = re.sub(r"g\+\+(?=[^/]*$)", "gcc", cxx)
         found = {"CXX": cxx, "CC": cc if Path(cc).exists() else cxx}
@@ -360,7 +360,7 @@ def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
 
 @dataclass(frozen=True)
 class _Device:
-    """What compiles device code: one of them, or neither for CPUs."""
+    """The compiler of device code: one of them, or neither for CPUs."""
 
     nvcc: Tool | None = None
     clang: Tool | None = None

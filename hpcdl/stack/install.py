@@ -299,7 +299,7 @@ def _reach_faults(release: Release) -> Iterator[str]:
 
 
 def mode_faults(root: Path, seen: Mapping[str, os.stat_result] | None = None) -> Iterator[str]:
-    """What is wrong with the tree's owners and permissions, one line each.
+    """Yield the faults of the tree's owners and permissions, one line each.
 
     `seen` is `lstat` of everything below some of its directories, by path relative to it, where
     that is known: those are not read again.

@@ -95,7 +95,7 @@ class SharedObject:
 
 
 def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
-    """Whether code runs on a GPU of this compute capability, such as `6.0`.
+    """Return whether code runs on a GPU of this compute capability, such as `6.0`.
 
     `machine`; `ptx`, which the driver must compile; `foreign`, where that is PTX of an older
     generation only: it may run, but the file is no proof of that; or `no`.
@@ -186,7 +186,7 @@ def shared_objects(root: Path, seen: set[Path]) -> Iterator[Path]:
 
 
 def _is_new(path: Path, seen: set[Path]) -> bool:
-    """Whether nothing that leads to the same place was seen; it is from now on."""
+    """Return whether nothing that leads to the same place was seen; it is from now on."""
     real = path.resolve()
     new = real not in seen
     seen.add(real)
@@ -238,7 +238,7 @@ def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
 
 
 def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
-    """What is wrong with the libraries of a release, a line each, and how many were looked at."""
+    """Return the faults of a release's libraries, a line each, and how many were checked."""
     packages = next(iter(sorted(release.prefix.glob("lib/python3*/site-packages"))), None)
     if packages is None:
         return [f"{release.prefix} has no Python packages"], 0
@@ -262,7 +262,7 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
 
 
 def code_faults(release: Release) -> tuple[list[str], str]:
-    """What is wrong with Horovod's machine code (for exactly its GPUs), else what it is."""
+    """Return the fault of Horovod's machine code (it must be for its GPUs alone), else its kind."""
     folders = release.prefix.glob("lib/python3*/site-packages/horovod")
     codes = {code for found in survey(*folders) for code in found.codes if code.machine}
     have = ", ".join(sorted(map(str, codes))) or "none"
@@ -272,7 +272,7 @@ def code_faults(release: Release) -> tuple[list[str], str]:
 
 
 def claims_not_held(release: Release, seen: Mapping[str, Any]) -> Iterator[str]:
-    """What a release for GPUs claims of Horovod and Horovod does not say itself.
+    """Return the features that a GPU release claims and its Horovod does not report.
 
     `seen` has `horovod`, `horovod_cuda` and `nccl` as the gate's program saw them.
     """

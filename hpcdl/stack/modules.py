@@ -65,7 +65,7 @@ def lua(value: object, indent: str = "") -> str:
 
 
 def _module_data(release: Release) -> dict[str, object]:
-    """What the modulefile of this release differs in; a line of it for `module whatis`."""
+    """Return the values of this release's modulefile, with a line for `module whatis`."""
     versions = release.versions
     titles = {
         "TensorFlow": "tensorflow",

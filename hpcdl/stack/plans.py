@@ -20,7 +20,7 @@ from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 
 
 class ReleasePlan(Protocol):
-    """What a build, or an adoption, will do; `release_id` is None until everything is locked."""
+    """The plan of a build or an adoption; `release_id` is None until everything is locked."""
 
     @property
     def site(self) -> Site:
@@ -40,10 +40,10 @@ class ReleasePlan(Protocol):
 
     @property
     def exists(self) -> bool:
-        """Whether that release is there already."""
+        """Return whether that release is there already."""
 
     def steps(self) -> list[str]:
-        """What is left to do, in words; empty where the release exists."""
+        """Return the remaining steps, in words; empty if the release exists."""
 
     def require_ready(self, *, only_look: bool = False) -> None:
         """Raise MissingPrerequisite or BadInput for what this machine lacks."""
@@ -52,7 +52,7 @@ class ReleasePlan(Protocol):
         """The release as it will be recorded, its id perhaps unknown."""
 
     def details(self) -> Mapping[str, Any]:
-        """What only this way of building has, for machines."""
+        """Return the JSON values that only this way of building has."""
 
 
 def plan_data(plan: ReleasePlan) -> dict[str, Any]:

@@ -89,7 +89,7 @@ def kernel() -> dict[str, Any]:
 
 
 def ranks() -> dict[str, Any]:
-    """What all ranks agree on: a mean, and a small model whose loss falls."""
+    """Run what all ranks must agree on: a mean, and a small model whose loss falls."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 

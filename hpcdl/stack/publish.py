@@ -55,7 +55,7 @@ class PublishResult:
 
     @property
     def changes(self) -> bool:
-        """Whether `current` moves."""
+        """Return whether `current` moves."""
         return self.before != self.after
 
     def as_data(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def serves(site: Site, release: Release) -> tuple[str, ...]:
 
 
 class PublishedState(NamedTuple):
-    """What users see: the releases whose modules can be loaded, and which one is given where.
+    """The releases that users can load, and the one that each partition gets.
 
     A later release takes the name of an earlier one with the same version.
     """
@@ -183,7 +183,7 @@ def shown_after(
     without: Collection[str] = (),
     expected: Sequence[Release] = (),
 ) -> PublishedState | None:
-    """What users see once `events`, the whole history, have happened.
+    """Return what users can load after `events`, the whole history.
 
     `without` are ids of releases that count as gone, `expected` releases that are not built yet.
     None where none of what was published is there and sound.
@@ -224,7 +224,7 @@ def sound_releases(site: Site, without: Collection[str] = ()) -> dict[str, Relea
 
 
 def plan_publish(site: Site, release_id: str) -> PublishResult:
-    """What `publish` would switch; its evidence is the stored one."""
+    """Return the switch that `publish` would make, with the stored evidence."""
     release = read_release(site, release_id)
     moves = _moves(site, Event("publish", release.id))
     return PublishResult(current_id(site), release.id, read_proof(release), moves)
@@ -270,7 +270,7 @@ def overview(site: Site) -> list[dict[str, Any]]:
 
 
 def plan_rollback(site: Site, release_id: str | None = None) -> PublishResult:
-    """What `rollback` would switch."""
+    """Return the switch that `rollback` would make."""
     return _plan_rollback(site, release_id)[0]
 
 

@@ -41,7 +41,7 @@ class LicenceAcceptance:
 
 @dataclass(frozen=True)
 class Waiver:
-    """What a site says of a vulnerability, who answers for that, and until which day.
+    """A site's answer to a vulnerability, its owner, and its last day.
 
     `kind` is a key of `waiver_kinds` in the facts; records without one accept the risk.
     """
@@ -59,7 +59,7 @@ class Waiver:
         return kinds[self.kind]
 
     def expired(self, today: datetime.date) -> bool:
-        """Whether its last day has passed."""
+        """Return whether its last day has passed."""
         return datetime.date.fromisoformat(self.until) < today
 
 
@@ -105,7 +105,7 @@ def require_answers(site: Site, release: Release) -> None:
 
 
 def open_questions(release: Release, records: Records, day: datetime.date) -> Iterator[str]:
-    """What has not been answered, each with the command that does."""
+    """Yield the open agreements and vulnerabilities, each with the command that answers it."""
     table = facts.load("records")
     accepted = {acceptance.agreement for acceptance in records.acceptances}
     for name, row in table["agreements"].items():
@@ -125,7 +125,7 @@ def open_questions(release: Release, records: Records, day: datetime.date) -> It
 
 
 def concerns(release: Release, row: Mapping[str, Any]) -> bool:
-    """Whether a release has the packages of a row of known vulnerabilities."""
+    """Return whether a release has the packages of a row of known vulnerabilities."""
     return _holds(release, row["packages"], row["versions"])
 
 
@@ -142,7 +142,7 @@ def waiver_of(weakness: str, records: Records) -> Waiver | None:
 
 
 def _holds(release: Release, patterns: list[str], versions: list[str] | None = None) -> bool:
-    """Whether a release has a package of these names (and versions)."""
+    """Return whether a release has a package of these names (and versions)."""
     inside = {entry["name"]: entry["version"] for entry in release.lock} | dict(release.versions)
     return any(
         fnmatchcase(name, pattern)

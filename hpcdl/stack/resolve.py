@@ -218,7 +218,7 @@ class Resolver:
         return self._resolution(nodes, stack, self._setting(together, stack), wanted)
 
     def _setting(self, parts: Sequence[Partition], stack: StackRequest) -> Setting:
-        """What decides the versions of partitions that share a build."""
+        """Return the setting that decides the versions of partitions that share a build."""
         nodes = _nodes(parts, stack)
         compute, driver = nodes[0] if nodes else (None, None)
         spack = stack.backend == "spack"
@@ -278,7 +278,7 @@ def _driver_notes(part: Partition, solution: Solution) -> tuple[str, ...]:
 
 
 def _own_notes(part: Partition, stack: StackRequest) -> Iterator[str]:
-    """What limits a stack here: other CPUs than usual, and what the site asks for."""
+    """Yield notes on a stack here: unusual CPUs, and the site's requests."""
     gpu = part.gpu
     if gpu and gpu.figures.machine != _USUAL and stack.backend == "spack":
         yield f"{facts.load('gpus')['machines'][gpu.figures.machine]['spack']} [doubtful]"
@@ -368,7 +368,7 @@ def computes_of(site: Site, stack: StackRequest, names: Sequence[str]) -> tuple[
 
 
 def _cpus(part: Partition, stack: StackRequest) -> str:
-    """What a build's CPUs must have in common: their kind; compiled by Spack, their target too."""
+    """Return what a build's CPUs must share: their kind; if Spack compiles, their target too."""
     machine = part.gpu.figures.machine if part.gpu else _USUAL
     return machine if stack.backend == "wheels" else f"{machine} {part.target}"
 
@@ -385,7 +385,7 @@ def _wants_gpus(part: Partition, stack: StackRequest) -> bool:
 
 @cache
 def _driver_class(driver: str | None) -> tuple[bool, ...] | None:
-    """What the rules say of a driver: drivers of one class are equal to every build."""
+    """Return a driver's class: drivers of one class are equal to every build."""
     if driver is None:
         return None
     needs = (one for rule in known().rules for one in (*rule.when, rule.need))

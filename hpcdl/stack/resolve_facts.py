@@ -204,7 +204,7 @@ def serves(code: Iterable[str], compute: str) -> bool:
 
 
 def same_generation(code: str, compute: str) -> bool:
-    """Whether code was made for the GPU's own major compute capability."""
+    """Return whether code was made for the GPU's own major compute capability."""
     return _code(code)[1][0] == _numbers(compute)[0]
 
 
@@ -255,7 +255,7 @@ def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
 
 
 def _offers(component: Component) -> Iterator[Rule]:
-    """What a backend can install: its list of versions, as a rule."""
+    """Yield each backend's list of versions of a component, as a rule."""
     sellers = {
         "wheels": ("PyPI", "PyPI, wheels for Linux on x86_64"),
         "spack": ("the recipe", component.source),

@@ -138,7 +138,7 @@ def _full(names: str, resolution: Resolution, sources: Sources) -> list[str]:
 
 
 def _why(choice: Choice, resolution: Resolution, sources: Sources) -> list[str]:
-    """What holds a choice back, a sentence per entry."""
+    """Return the reasons for a choice, a sentence each."""
     pinned = ["pinned"] if choice.component in resolution.pins else []
     if choice.limit is None:
         return [*pinned, "the newest known"]

@@ -24,7 +24,7 @@ OTHER_DRIVER = "driver@"
 
 @dataclass(frozen=True)
 class Setting:
-    """What decides a resolution: equal settings have equal answers.
+    """The input of a resolution: equal settings have equal answers.
 
     `also` are compute capabilities that the same build serves, and the drivers of their nodes;
     `pythons` the Pythons that the machine has, none meaning any; without `horovod` it plays no
@@ -96,7 +96,7 @@ def _of_other(rule: Rule, names: Mapping[str, str]) -> Rule:
 
 
 def _site_rules(setting: Setting) -> Iterator[Rule]:
-    """What the machine has (its driver, compilers, PMIx of its Slurm), and what the site pins."""
+    """Yield rules of the machine (driver, compilers, Slurm's PMIx) and of the site's pins."""
     rows = [
         ("driver", setting.driver, "the partition's driver"),
         ("gcc", ",".join(setting.compilers), "the compilers the site offers"),
@@ -157,7 +157,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Solution:
-    """What fits a setting, what the machine has against it, and what is good to know."""
+    """The set that fits a setting, the machine's conflicts with it, and notes."""
 
     choices: tuple[Choice, ...]
     problems: tuple[tuple[Rule, ...], ...]
@@ -195,7 +195,7 @@ class Resolution:
 
     @property
     def fits(self) -> bool:
-        """Whether a set fits what the site has, its driver included."""
+        """Return whether a set fits what the site has, its driver included."""
         return bool(self.choices) and not self.problems
 
     @property
@@ -224,7 +224,7 @@ class Answer:
 
     @property
     def fits(self) -> bool:
-        """Whether the version works here after all."""
+        """Return whether the version works here after all."""
         return bool(self.versions)
 
 
@@ -296,7 +296,7 @@ def _proof(name: str, setting: Setting, values: Mapping[str, str]) -> tuple[str,
 
 
 def driver_notes(driver: str | None, cuda: str, proof: str) -> tuple[str, ...]:
-    """What a partition's own driver does not do with a CUDA: a build may serve older ones, too.
+    """Return notes on what a partition's driver cannot do with a CUDA release.
 
     `proof` is TensorFlow's evidence level: without machine code for the GPU it is doubtful.
     """

@@ -75,7 +75,7 @@ class Condition:
     range: Range
 
     def holds(self, values: Mapping[str, str]) -> bool:
-        """Whether it holds for chosen values; False where the variable has none."""
+        """Return whether it holds for chosen values; False where the variable has none."""
         return self.variable in values and self.range.allows(values[self.variable])
 
 

@@ -40,7 +40,7 @@ _NONE_ABOVE: frozenset[tuple[int, int]] = frozenset()
 
 @dataclass(frozen=True)
 class Integrity:
-    """What a check found: paths that changed, are missing or were added, relative to the root.
+    """The result of a check: paths that changed, are missing or were added, relative to the root.
 
     `files` and `size` (bytes) are what was looked at; without `full` only the file system's
     records were compared. `seconds` is how long it took.
@@ -57,7 +57,7 @@ class Integrity:
 
     @property
     def ok(self) -> bool:
-        """Whether everything is as it was built."""
+        """Return whether everything is as it was built."""
         return not (self.changed or self.missing or self.added)
 
     def faults(self) -> list[str]:
@@ -112,7 +112,7 @@ class Entry(NamedTuple):
 
     @property
     def is_file(self) -> bool:
-        """Whether it has content of its own."""
+        """Return whether it has content of its own."""
         return stat.S_ISREG(self.status.st_mode)
 
     def about(self) -> list[object]:

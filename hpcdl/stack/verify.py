@@ -53,7 +53,7 @@ class Check:
     partition: str = ""
 
     def describe(self) -> str:
-        """What was tried, where, and what came of it."""
+        """Return the test as text: where, what, and its result."""
         where = f"{self.partition}: " if self.partition else ""
         return f"{where}{self.name}: {self.detail}"
 
@@ -75,7 +75,7 @@ class GateRun:
 
 @dataclass(frozen=True)
 class Proof:
-    """What a release was tested for.
+    """The result of a release's tests.
 
     `gate` is `job` or `login`; `where` the partitions or the host; `at` in UTC; `level` one of
     `hpcdl.facts.PROOFS`: a stack for GPUs that was only loaded on a login node is `compiled`.
@@ -91,7 +91,7 @@ class Proof:
 
     @property
     def passed(self) -> bool:
-        """Whether something was tried and nothing failed."""
+        """Return whether something was tried and nothing failed."""
         return any(not check.skipped for check in self.checks) and all(c.ok for c in self.checks)
 
     @property
@@ -100,7 +100,7 @@ class Proof:
         return frozenset(one.partition for one in self.runs)
 
     def is_wider(self, other: Proof) -> bool:
-        """Whether it passed by jobs on all partitions that the other ran on, and on more."""
+        """Return whether it passed by jobs on all partitions that the other ran on, and on more."""
         more = other.gate != "job" or other.partitions < self.partitions
         return self.passed and self.gate == "job" and more
 
@@ -166,7 +166,7 @@ def verify_here(site: Site, release: Release) -> Proof:
 
 
 def _launcher() -> list[str]:
-    """What starts two ranks on this machine; nothing where there is no mpirun."""
+    """Return the command that starts two ranks here; empty without mpirun."""
     if shutil.which("mpirun") is None:
         return []
     return [
@@ -189,7 +189,7 @@ def _launcher() -> list[str]:
 
 
 def read_seen(path: Path) -> dict[str, Any] | None:
-    """What the program of the gate wrote; None where it wrote nothing."""
+    """Return the output of the gate's program; None if there is none."""
     with suppress(OSError, ValueError, RecursionError):
         seen = json.loads(path.read_text(encoding="utf-8"))
         return seen if isinstance(seen, dict) else None
@@ -197,7 +197,7 @@ def read_seen(path: Path) -> dict[str, Any] | None:
 
 
 def samples_of(seen: Mapping[str, Any]) -> dict[str, list[float]]:
-    """What was measured, for the evidence."""
+    """Return the measurements, for the evidence."""
     ranks = seen.get("ranks") or {}
     return {key: list(ranks[key]) for key in ("losses", "seconds") if key in ranks}
 
@@ -205,7 +205,7 @@ def samples_of(seen: Mapping[str, Any]) -> dict[str, list[float]]:
 def judge(
     release: Release, seen: Mapping[str, Any], partition: Partition | None, ranks: int = RANKS
 ) -> list[Check]:
-    """What the gate's program saw on a partition, or outside any, compared with the release."""
+    """Compare what the gate's program saw, on a partition or outside any, with the release."""
     return [
         _judge_import(release, seen["import"]),
         _judge_kernel(release, seen, partition),
@@ -341,7 +341,7 @@ def _of_faults(name: str, faults: Sequence[str], sound: str, start: float) -> Ch
 def check_device_code(
     site: Site, release: Release, names: Collection[str] = (), *, run_there: bool = False
 ) -> Check:
-    """Whether every shared object with device code has some for the GPUs that are served.
+    """Return whether every shared object with device code has some for the GPUs that are served.
 
     `names` are the partitions that count. PTX of an older generation is a fault unless jobs try
     kernels on these GPUs (`run_there`).
@@ -385,7 +385,7 @@ def check_device_code(
 
 
 def check_content(release: Release) -> Check:
-    """Whether every file is as it was built; asked last, so that it sees what the gate wrote."""
+    """Check that no file has changed since the build; runs last, to see what the gate wrote."""
     try:
         found = check_integrity(release)
     except CheckFailed as fault:

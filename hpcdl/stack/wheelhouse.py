@@ -118,7 +118,7 @@ def pins(tensorflow: str, python: str) -> tuple[str, ...]:
 
 
 def setuptools_for(python: str) -> str:
-    """What pip is asked for, with its digests; the name alone for a Python without a row."""
+    """Return setuptools as pip's requirement with digests; the name if Python is unlisted."""
     table, name = facts.load("wheel_lock"), "setuptools"
     common = table["pins"].get(python, {}).get("all", "")
     version = dict(one.split("==") for one in common.split()).get(name)
@@ -287,12 +287,12 @@ def require_as_built(wheel: Path) -> Path:
 
 
 def is_recorded(wheel: Path) -> bool:
-    """Whether its digest was noted when it was built."""
+    """Return whether its digest was noted when it was built."""
     return wheel.is_file() and wheel.with_name(_RECORD).is_file()
 
 
 def is_checkout() -> bool:
-    """Whether hpcdl runs from a checkout, with its build files beside it."""
+    """Return whether hpcdl runs from a checkout, with its build files beside it."""
     return all((_PACKAGE.parent / name).is_file() for name in _TOP)
 
 
@@ -328,7 +328,7 @@ class SourcesChanged(Exception):
 
 
 def with_own(own: str, make: Callable[[str], _T]) -> _T:
-    """What is made with hpcdl's own files, given their digest; anew where they change meanwhile."""
+    """Call `make` with the digest of hpcdl's own files, again if they change meanwhile."""
     for _ in range(_ATTEMPTS):
         with suppress(SourcesChanged):
             return make(own)

@@ -23,7 +23,7 @@ _COLUMNS = 4
 
 
 class Board:
-    """What updates leave for Python: rows of (loss, stop, communication, update).
+    """The log of updates for Python: rows of (loss, stop, communication, update).
 
     `clocked`: read clocks in the graph. TensorFlow refuses that when it must be deterministic, and
     XLA cannot compile it; then both times are 0 and count as compute.

@@ -142,7 +142,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
                 training.history.append(training.samples)
 
     def _due(self) -> bool:
-        """Whether a checkpoint is due inside an epoch; at its end callbacks come first."""
+        """Return whether a checkpoint is due inside an epoch; at its end callbacks come first."""
         every, per_epoch = self._fitting.numbers.checkpoint_every, self._fitting.numbers
         at_end = per_epoch.steps_per_epoch and (
             self._training.step_number % per_epoch.steps_per_epoch == 0

@@ -109,7 +109,7 @@ def newest(folder: Path, warn: Any = None) -> Checkpoint | None:
 
 
 def describe_saved(folder: Path) -> str:
-    """What a run that ends now can resume from."""
+    """Describe what a run that ends now can resume from."""
     step = max((_step(path) for path in _all(folder)), default=None)
     if step is None:
         return "there is no checkpoint yet"

@@ -113,7 +113,7 @@ class StepWatchdog:
             threading.Thread(target=self._watch, daemon=True).start()
 
     def be_patient(self, least: float = 0.0) -> None:
-        """What comes next is compiled first: it may take six times as long, or `least` seconds."""
+        """Allow the next step six times the limit, or `least` seconds: it is compiled first."""
         self._alive_at = time.monotonic() + max(5 * self._limit, least - self._limit)
 
     def step(self, number: int) -> None:

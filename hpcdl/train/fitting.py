@@ -265,7 +265,7 @@ def _flat(specs: Any) -> list[Any]:
 
 
 def is_compiled(model: Any) -> bool:
-    """Whether the model's own function has compiled it."""
+    """Return whether the model's own function has compiled it."""
     return bool(getattr(model, "compiled", getattr(model, "_is_compiled", False)))
 
 
@@ -328,7 +328,7 @@ def _are_short(
     ranks: Ranks,
     callbacks: list[Any],
 ) -> bool:
-    """Whether several steps may be run at a time. Rank 0 measures, for all must agree."""
+    """Return whether several steps may be run at a time. Rank 0 measures, for all must agree."""
     short = 0.0
     if ranks.rank == 0 and not options.delay_ms and not keras_parts.need_every_batch(callbacks):
         short = float(len(model.trainable_variables) <= _FEW_VARIABLES and _is_short(recipe, model))
@@ -336,7 +336,7 @@ def _are_short(
 
 
 def _is_short(recipe: ModelRecipe, model: Any) -> bool:
-    """Whether a forward pass of the model is short, measured once it is warm."""
+    """Return whether a forward pass of the model is short, measured once it is warm."""
     example = recipe.example()
     model(example)
     begun = time.perf_counter()

@@ -91,7 +91,7 @@ def check_settings(options: TrainOptions, *, compiled: bool) -> None:
 
 
 def fuses(options: TrainOptions) -> bool:
-    """Whether normalisation of images may be one operation (fused.py)."""
+    """Return whether normalisation of images may be one operation (fused.py)."""
     return bool(settings_of(options.settings, "fit").get("fused", True))
 
 
@@ -416,7 +416,7 @@ def _of(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def need_every_batch(callbacks: Sequence[Any]) -> bool:
-    """Whether a callback must be called after every step."""
+    """Return whether a callback must be called after every step."""
     return any(
         type(callback).__name__ not in _EPOCHWISE
         and getattr(callback, "save_freq", None) != "epoch"

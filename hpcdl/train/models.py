@@ -103,7 +103,7 @@ def parameters_of(model: Any) -> int:
 
 
 def takes_classes(name: str) -> bool:
-    """Whether a user's model function wants the number of classes."""
+    """Return whether a user's model function wants the number of classes."""
     return ":" not in name or len(_positional(user_function("--model", name))) > 1
 
 

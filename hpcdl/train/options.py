@@ -1,4 +1,4 @@
-"""What a training run is asked to do, and the numbers of it: batch, steps, learning rate. Pure.
+"""Options of a training run, and its numbers: batch, steps, learning rate. Pure.
 
 No TensorFlow here: `hpcdl train --help`, expectations and the command line's checks need none. A
 field of `TrainOptions` declares its option; `from_namespace` reads a parsed command line and

@@ -22,7 +22,7 @@ BUCKET_BYTES = 32 << 20
 
 
 class Ranks:
-    """What the ranks do together; here that of one process."""
+    """The collective operations of the ranks; here those of one process."""
 
     name = "single"
     rank: int = 0

@@ -198,7 +198,7 @@ class LossHistory:
                 file.write(json.dumps(piece) + "\n")
 
     def latest(self) -> Samples:
-        """What the last start measured that did any step."""
+        """Return the measurements of the last start that did any step."""
         samples = Samples()
         if self._pieces:
             same = [p for p in self._pieces if p["started"] == self._pieces[-1]["started"]]
@@ -208,7 +208,7 @@ class LossHistory:
         return samples
 
     def segments(self, warmup: int) -> list[dict[str, Any]]:
-        """What each start did: its first step, its number of them, its ranks and its rate."""
+        """Return a row per start: its first step, its number of steps, its ranks and its rate."""
         by_start: dict[float, tuple[dict[str, Any], Samples]] = {}
         for piece in self._pieces:
             _, samples = by_start.setdefault(piece["started"], (piece, Samples()))

@@ -1,4 +1,4 @@
-"""What result.json says of a training: where it ran, with what, and what it measured.
+"""A training's result.json: where it ran, with what, and what it measured.
 
 Pure data from what a run holds; run.py writes it, however the run ends.
 """

@@ -1,4 +1,4 @@
-"""What a trained model gives for the test set: a table of predictions, and areas under ROC curves.
+"""A trained model's results on the test set: predictions, and areas under ROC curves.
 
 Outputs and labels of all ranks are put into the order of the test set, so that areas are exact.
 """

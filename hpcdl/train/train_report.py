@@ -1,4 +1,4 @@
-"""What a user and a monitoring program see while it runs: plain lines or a bar, and one file.
+"""A run's progress for users and monitoring: plain lines or a bar, and one file.
 
 Rich is an extra, imported only for a terminal; its bar is drawn on request, without a thread of its
 own, and never hides the cursor: a process that is killed leaves a usable terminal. progress.json is

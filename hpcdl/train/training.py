@@ -92,7 +92,7 @@ def snapshot(training: TrainingProgress) -> checkpoints.Checkpoint:
 
 
 def _state_of(callback: Any) -> dict[str, Any]:
-    """What a callback has noted in numbers, such as the best value and how long ago it was."""
+    """Return a callback's numeric state, such as the best value and its age."""
     numbers = (bool, int, float, np.number)
     return {
         name: value.item() if isinstance(value, np.generic) else value
@@ -105,7 +105,7 @@ _IDENTITY = ("model", "seed", "loss", "optimizer", "lr_schedule", "precision", "
 
 
 def identity_of(fitting: Fitting) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that resumes from it."""
+    """Return what must agree between a checkpoint and the run that resumes from it."""
     options, numbers, source = fitting.options, fitting.numbers, fitting.source
     return {
         **{name: getattr(options, name) for name in _IDENTITY},

@@ -42,7 +42,7 @@ def vit_s16(shape: tuple[int, ...], classes: int) -> Any:
 
 
 def _with_positions(x: Any) -> Any:
-    """What has been learnt of a place, added to what is there."""
+    """Add a learnt embedding of each position."""
     import keras
 
     places = keras.ops.cumsum(keras.ops.ones_like(x[:, :, 0], dtype="int32"), axis=1) - 1

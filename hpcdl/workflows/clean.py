@@ -43,7 +43,7 @@ Found = Iterator[tuple[Path, str]]
 
 @dataclass(frozen=True)
 class CleanedKind:
-    """What is pruned: where it is, and how much of it stays.
+    """A kind of files to prune: their place, and how many stay.
 
     Of what `find` gives, the oldest go until none is older than `days` and all have `gb`.
     """
@@ -193,7 +193,7 @@ def _files(*parts: str) -> Callable[[Site], Found]:
 
 
 def _job_records(_: Site) -> Found:
-    """What embedded clusters note of ended jobs; they append to it while they run."""
+    """Yield the accounting files of embedded clusters; running clusters append to them."""
     here = identity.place()
     running = {
         state.directory
@@ -212,7 +212,7 @@ def _leftovers(site: Site) -> Found:
 
 
 def _cache(_: Site) -> Found:
-    """What can be made again; releases hold copies of their own."""
+    """Yield the caches that can be made again; releases have their own copies."""
     used = {state.root.parent for state in all_states() if state.root is not None}
     for kind in cache().iterdir():
         if not kind.is_dir() or kind.is_symlink():

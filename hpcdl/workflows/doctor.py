@@ -65,7 +65,7 @@ class Diagnosis:
 
     @property
     def lacking(self) -> tuple[Need, ...]:
-        """What is required and missing."""
+        """Return the needs that are required and missing."""
         return tuple(one for one in self.findings if one.required and one.found is None)
 
 

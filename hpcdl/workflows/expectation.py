@@ -1,4 +1,4 @@
-"""What a job should reach, predicted when it is queued, and compared with what it did reach.
+"""A job's expected rate, predicted when it is queued and compared with the measured one.
 
 `expect` asks the scaling model about a job that runs `hpcdl train` with a network it knows; it
 starts from a recent run of this site where one is alike, else from published rows, and prices
@@ -62,7 +62,7 @@ _UNUSABLE = (
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a job should reach. Rates in images/s of the whole job, times in seconds.
+    """The expected performance of a job. Rates in images/s of the whole job, times in seconds.
 
     The truth lies between `low` and `high` eight times in ten; `limit` is what bounds a step;
     `source` says what the number starts from, `proof` its level of evidence. Nothing is said of an
@@ -108,11 +108,11 @@ class TrainingRun(NamedTuple):
 
     @property
     def slowed(self) -> bool:
-        """Whether the run is slowed down on purpose."""
+        """Return whether the run is slowed down on purpose."""
         return self.options.delay_ms > 0
 
     def like(self, other: TrainingRun) -> bool:
-        """Whether a step of the other one says how long a step of this one takes."""
+        """Return whether a step of the other predicts the time of a step of this one."""
         keys = ("model", "precision", "xla", "image_size", "accumulate")
         same = all(getattr(self.options, key) == getattr(other.options, key) for key in keys)
         return same and not other.slowed and other.batch <= 2 * self.batch <= 4 * other.batch
@@ -136,7 +136,7 @@ def expect(site: Site, spec: JobSpec) -> Expectation | None:
 
 
 def why_none(site: Site, spec: JobSpec) -> str:
-    """What the site file lacks for an expectation, in one line; '' where that is not why."""
+    """Return what the site file lacks for an expectation, in one line; '' if nothing."""
     from hpcdl.predict.hardware import NETWORK_HINT
 
     nodes, layout = plan_on(site, spec)
@@ -303,7 +303,7 @@ def last_results(site: Site, request: ScalingRequest) -> tuple[Path, ...]:
 
 
 def links_of(site: Site, partition: Partition) -> tuple[Exchange, ...]:
-    """What the site's all-reduce check measured of a partition's links; none where it has none."""
+    """Return the site's all-reduce measurements of a partition's links, if any."""
     with suppress(*_UNUSABLE):
         return measured_links(site, partition, "horovod", partition.gpus_per_node or 1)
     return ()
@@ -382,7 +382,7 @@ def _rate(e: Expectation) -> str:
 
 
 def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> TrainingRun | None:
-    """What a job's program trains on so many ranks; `data` is the job's own data set.
+    """Return the training of a job's program on so many ranks; `data` is the job's own data set.
 
     Raises:
         ValueError: a number of the options is none.
@@ -407,7 +407,7 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
 
 
 def data_of(training: TrainingRun) -> Data:
-    """What the run reads: by its dataset.json; unknown sizes count as without end."""
+    """Return the amount of data of the run, by its dataset.json; unknown sizes are infinite."""
     path = Path(training.data, "dataset.json")
     if training.data == SYNTHETIC or path.stat().st_size > _LARGEST_DESCRIPTION:
         return Data(None, jpeg=False)

@@ -259,7 +259,7 @@ def _stopped(queued: Mapping[str, Submission]) -> Stopped:
 def _outcome(
     release: Release, partition: Partition, job: Submission, last: Snapshot
 ) -> tuple[list[Check], GateRun]:
-    """What came of a job: its checks, and where it ran."""
+    """Return a job's checks, and where it ran."""
     # A file system that nodes share may show what the program wrote a little later.
     end = time.monotonic() + (_LATE_SECONDS if last.ok else 0)
     while (seen := read_seen(job.folder / _OUT)) is None and time.monotonic() < end:

@@ -53,7 +53,7 @@ class Use:
 
 
 def uses(site: Site) -> tuple[Use, ...]:
-    """What every queued or running job uses; the script of an array is read once.
+    """Return what every queued or running job uses; an array's script is read once.
 
     MissingPrerequisite where Slurm is away, or shows this user only some of the jobs.
     """
@@ -148,7 +148,7 @@ def _in_utc(local: str) -> str:
 
 
 def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:
-    """What a job, or each task of an array, uses: they have one script, but not one start."""
+    """Return what a job, or each task of an array, uses: one script, several starts."""
     # By the tasks' own ids: that of an array goes with the task that has it (MinJobAge).
     script = next((text for job in jobs if (text := client.batch_script(job.id)) != ""), "")
     if script is not None:

@@ -32,7 +32,7 @@ _SHOWN = 10
 
 @dataclass(frozen=True)
 class StackTarget:
-    """What the stack of some partitions is to be.
+    """The planned stack of some partitions.
 
     `blocked` says why it cannot be built here. `release` is None where nothing fits at all, or
     where no stack serves the partitions, and `stack` is empty. `steps` are what is left to do
@@ -126,14 +126,14 @@ class StackPlan:
 
     @property
     def publishes(self) -> bool:
-        """Whether another release than now would become the partitions' own."""
+        """Return whether another release than now would become the partitions' own."""
         after = None if self.target.blocked else self.target.release
         return after is not None and (self.before is None or self.before.id != after.id)
 
 
 @dataclass(frozen=True)
 class Default:
-    """What a plain `module load tensorflow` gives on a partition, now and then."""
+    """The release of a plain `module load tensorflow` on a partition, before and after."""
 
     partition: str
     before: Release | None
@@ -141,12 +141,12 @@ class Default:
 
     @property
     def changes(self) -> bool:
-        """Whether it is another release."""
+        """Return whether it is another release."""
         return self.before is None or self.before.id != self.after.id
 
     @property
     def serves(self) -> bool:
-        """Whether the release is for that partition."""
+        """Return whether the release is for that partition."""
         return not self.after.partitions or self.partition in self.after.partitions
 
 
@@ -161,7 +161,7 @@ class ModulesPlan:
 
     @property
     def changes(self) -> bool:
-        """Whether users would see anything else than now."""
+        """Return whether users would see anything else than now."""
         moved = any(default.changes for default in self.defaults)
         return bool(self.added or self.moved or moved or self.rewritten)
 
@@ -201,7 +201,7 @@ class SitePlan:
 
     @property
     def changes(self) -> bool:
-        """Whether anything would change."""
+        """Return whether anything would change."""
         return self.modules.changes or any(stack.publishes for stack in self.stacks)
 
     @property
@@ -211,7 +211,7 @@ class SitePlan:
 
 
 def plan(site: Site, partition: str | None = None) -> SitePlan:
-    """What building and publishing every stack would change, or that of one partition."""
+    """Return what building and publishing every stack, or that of one partition, would change."""
     stacks = tuple(_stack_plan(site, target) for target in targets(site, partition))
     modules = _modules_plan(site, stacks)
     changed = {default.partition: default for default in modules.defaults if default.changes}
@@ -296,7 +296,7 @@ def _names(shown: PublishedState | None) -> dict[str, str]:
 
 
 def _differ(site: Site, shown: PublishedState) -> bool:
-    """Whether the modulefiles on disk are not those that a publish would write now."""
+    """Return whether the modulefiles on disk are not those that a publish would write now."""
     modules = site.paths.prefix / "current" / "modules"
     with suppress(OSError):
         return any(
@@ -320,7 +320,7 @@ def _jobs_plan(site: Site, modules: ModulesPlan, changed: Mapping[str, Default])
 
 
 def _what_changes(use: Use, modules: ModulesPlan, changed: Mapping[str, Default]) -> str:
-    """What a job that loads by name would get instead, if it loads after the publish."""
+    """Describe what a job that loads by name gets instead after the publish; '' if nothing."""
     for name in use.loads:
         default = changed.get(use.job.partition)
         if "/" not in name and default is not None:

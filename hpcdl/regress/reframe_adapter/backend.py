@@ -66,7 +66,7 @@ _UNAVAILABLE_SECONDS, _NODES_SECONDS = 20.0, 5.0
 
 @dataclass(frozen=True)
 class JobPlan:
-    """What hpcdl's checks know of their job, and ReFrame does not.
+    """What hpcdl's checks know about their job and ReFrame does not.
 
     `directives` are the options of its script and `launcher` starts its program; `log` takes all
     output. It may be queued again `restarts` times, wait `patience` seconds for nodes, and run
@@ -114,7 +114,7 @@ class HpcdlJob(_SlurmJob):
     stderr = property(lambda self: self.plan.log if self.plan else super().stderr)
 
     def finished(self) -> bool:
-        """Whether it has ended; raises once why it was given up."""
+        """Return whether it has ended; raises once why it was given up."""
         done = bool(super().finished())
         if done and self.fault and not self.told:
             self.told = True
@@ -160,7 +160,7 @@ class HpcdlSlurm(SlurmJobScheduler):
                 self._ask(job)
 
     def finished(self, job: HpcdlJob) -> bool:
-        """Whether the job has ended, or was given up.
+        """Return whether the job has ended, or was given up.
 
         ReFrame raises the exception of a job once and then waits for its end: a job that was
         given up has ended, whatever Slurm still does with it.

@@ -71,7 +71,7 @@ class CheckRequest:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        """What makes the run unlike a night: settings, and variables passed on to ReFrame."""
+        """Return what makes the run unlike a night: settings, and variables for ReFrame."""
         sets = [word for word in self.passed if word.startswith(("-S", "--setvar"))]
         return (*self.settings, *sets)
 
@@ -131,7 +131,7 @@ def _numbers(release: str) -> tuple[int, ...]:
 
 
 def _answers() -> bool:
-    """Whether a ReFrame that hpcdl was never run with has what the recorder wraps."""
+    """Return whether an untested ReFrame has the functions that the recorder wraps."""
     argv = [*map(str, module_argv(sys.executable, _RECORDER)), PROBE]
     return subprocess.run(argv, capture_output=True, timeout=60, check=False).returncode == 0
 
@@ -181,7 +181,7 @@ def to_argv(run: RunDirectory, request: CheckRequest, *, serial: bool) -> list[s
 
 
 def described(settings: Path, paths: Sequence[Path]) -> list[Mapping[str, Any]]:
-    """What ReFrame says of the checks that there are, by its --describe.
+    """Return ReFrame's descriptions of the checks, by its --describe.
 
     Raises BadInput: a check file cannot be read.
     """
@@ -294,7 +294,7 @@ def _stopped(run: RunDirectory, process: subprocess.Popen[bytes] | None) -> Stop
 
 
 def read_session(run: RunDirectory, exit_code: int) -> Session:
-    """What ReFrame and the recorder left in a run's directory."""
+    """Read the files of ReFrame and the recorder from a run's directory."""
     each: dict[str, list[dict[str, Any]]] = {}
     for event in json_lines(run.record):
         each.setdefault(str(event.get("event")), []).append(event)

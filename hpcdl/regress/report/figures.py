@@ -75,7 +75,7 @@ class SeriesView:
 
     @property
     def alarm(self) -> bool:
-        """Whether something of its history closes the gate."""
+        """Return whether something of its history closes the gate."""
         return any(not one.of_last_night and one.kind != WARNING for one in self.told)
 
     @property
@@ -161,7 +161,7 @@ def better_of_points(unit: str, points: Sequence[FigurePoint]) -> str:
 
 
 def views(work: Sequence[tuple[Any, ...]]) -> list[SeriesView]:
-    """What `view` gives of each of these arguments: on all CPUs where there is much to do."""
+    """Call `view` with each of these arguments, on all CPUs if there are many."""
     workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(work))
     if workers > 1 and sum(len(arguments[1]) for arguments in work) >= _MUCH:
         # A machine may grant no more processes, or no shared memory: then it takes longer.

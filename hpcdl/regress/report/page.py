@@ -210,7 +210,7 @@ def _attention(
     rows: Sequence[tuple[int, Row]],
     shown: Sequence[SeriesView],
 ) -> Iterator[dict[str, str]]:
-    """What to look at: verdicts; what else closes the gate, newest first; what is not sure yet."""
+    """Yield what needs attention: verdicts; other closing findings, newest first; warnings."""
     for index, row in rows:
         if row.tone != "good" and not row.waived:
             yield {

@@ -39,7 +39,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Adoption:
-    """What adopting an environment will do; `own` is the digest of hpcdl's files.
+    """The plan of an adoption; `own` is the digest of hpcdl's files.
 
     `left_out` are partitions of the stack that it has no code for.
     """
@@ -63,11 +63,11 @@ class Adoption:
 
     @property
     def exists(self) -> bool:
-        """Whether that release is there already."""
+        """Return whether that release is there already."""
         return is_built(self.site, self.release_id)
 
     def steps(self) -> list[str]:
-        """What is left to do, in words; empty where the release exists."""
+        """Return the remaining steps, in words; empty if the release exists."""
         if self.exists:
             return []
         return [
@@ -95,7 +95,7 @@ class Adoption:
             tool.packages_named()
 
     def details(self) -> dict[str, Any]:
-        """What only an adoption has, for machines."""
+        """Return the JSON values that only an adoption has."""
         return {"environment": str(self.lock.environment), "left_out": list(self.left_out)}
 
     def expected(self, packages: Sequence[Built] = ()) -> Release:
@@ -119,7 +119,7 @@ class Adoption:
 
 
 def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adoption:
-    """What adopting an environment would do.
+    """Return the plan of an adoption.
 
     `environment` is its directory, its spack.yaml, or the name of one that Spack manages; `name` is
     the stack of the site that the release is for, the first by default.

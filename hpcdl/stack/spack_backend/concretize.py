@@ -35,7 +35,7 @@ _SHOWN = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "openmpi", "python",
 
 @dataclass(frozen=True)
 class Solved:
-    """What Spack made of an environment: its lock file, and how it differs from the facts."""
+    """Spack's solution of an environment: its lock file, and how it differs from the facts."""
 
     environment: SpackEnvironment
     lock: Path
@@ -47,7 +47,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class SpackWork:
-    """What a run of `concretize` is about: files to write below `root`, environments to solve."""
+    """The plan of `concretize`: files to write below `root`, environments to solve."""
 
     root: Path
     environments: tuple[SpackEnvironment, ...]
@@ -64,7 +64,7 @@ class SpackWork:
         ]
 
     def text(self, *, render_only: bool) -> str:
-        """What would be written and solved, or what was written."""
+        """Return as text what would be written and solved, or what was written."""
         lines = [f"write {path}" for path in self.changed] or ["every spack.yaml is up to date"]
         if not render_only:
             lines += [f"solve {one.name} with Spack" for one in self.environments]
@@ -83,7 +83,7 @@ class SpackWork:
 def plan(
     names: Sequence[str], partition: str | None, root: str | None, the_site: Callable[[], Site]
 ) -> SpackWork:
-    """What to render and solve: the shipped environments, or a partition of a site.
+    """Return what to render and solve: the shipped environments, or a partition of a site.
 
     All environments where none is named; or a site's `partition`, with its pins, compilers and
     PMIx. `root` holds environments/: by default the checkout's spack/, for a partition
@@ -104,7 +104,7 @@ def plan(
 
 
 def site_work(site: Site, wanted: SpackEnvironment, where: Path, partition: str) -> SpackWork:
-    """What to write for an environment of a site; its partitions are like `partition`."""
+    """Return the files of a site's environment; its partitions are like `partition`."""
     scope = spack_yaml.render_site(site, site.partition(partition))
     files = {_yaml(where, wanted): spack_yaml.render(wanted), where / "site.yaml": scope}
     return SpackWork(where, (wanted,), files, site.name)
@@ -183,7 +183,7 @@ def differences(wanted: SpackEnvironment, lock: Lock) -> tuple[str, ...]:
 
 
 def probable_cause(text: str) -> str:
-    """What a concretizer's last words usually mean."""
+    """Return a hint for the end of a concretizer's output."""
     rows = facts.load("spack")["causes"]
     return str(next(row["cause"] for row in rows if re.search(row["said"], text, re.IGNORECASE)))
 

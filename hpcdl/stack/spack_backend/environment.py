@@ -47,7 +47,7 @@ class SpackEnvironment:
 
     @property
     def why(self) -> str:
-        """What becomes of TensorFlow: `Spack compiles TensorFlow 2.20.0`."""
+        """Return how TensorFlow is made: `Spack compiles TensorFlow 2.20.0`."""
         kind = "GPUs" if self.archs else "CPUs"
         version = self.versions["tensorflow"]
         if self.wheels:
@@ -66,7 +66,7 @@ class SpackEnvironment:
 
     @property
     def specs(self) -> tuple[str, ...]:
-        """What Spack is asked for."""
+        """Return the specs for Spack."""
         archs = ",".join(self.archs)
         if self.wheels:
             horovod = facts.load("spack")["wheels"]["horovod"]
@@ -225,7 +225,7 @@ def _requirements(wanted: SpackEnvironment) -> Iterator[tuple[str, str, str]]:
 def _packages(
     externals: tuple[External, ...], slurm: str, pmix: str | None
 ) -> list[dict[str, Any]]:
-    """What the scope says of packages: externals by name, and Slurm's PMIx as a requirement.
+    """Return the scope's packages: externals by name, and Slurm's PMIx as a requirement.
 
     Slurm is the machine's, in /usr where the site names no other prefix.
     """

@@ -266,7 +266,7 @@ class BuildCache:
 
     @property
     def env(self) -> Mapping[str, str]:
-        """What Spack must know to find the keyring."""
+        """Return the environment variables by which Spack finds the keyring."""
         return {"SPACK_GNUPGHOME": str(self.keys)} if self.keys else {}
 
     def settings(self) -> dict[str, str]:

@@ -61,11 +61,11 @@ class Mirror:
 
     @cached_property
     def missing(self) -> tuple[MirrorSource, ...]:
-        """What is not there yet."""
+        """Return the missing sources."""
         return tuple(one for one in self.sources if one.find(self.folder) is None)
 
     def notes(self) -> list[str]:
-        """What a person must know before relying on it."""
+        """Return notes for the user of the mirror."""
         if not self.needs_bazel or self.bazel or (self.folder / "bazel").is_dir():
             return []
         return [
@@ -85,7 +85,7 @@ class Mirror:
         }
 
     def text(self) -> str:
-        """What it lacks."""
+        """Return the missing files as text."""
         rows = [
             [f"{one.package}@{one.version}", one.licence or "unknown", one.url or one.commit or ""]
             for one in self.missing
@@ -97,7 +97,7 @@ class Mirror:
 
 
 def plan_mirror(where: Path, root: Path, environments: Sequence[str], bazel: str | None) -> Mirror:
-    """What a mirror of these environments must hold.
+    """Return the plan of a mirror of these environments.
 
     `root` has spack_repo/ and environments/; `bazel` is a bazel repository cache, by default the
     one of HPCDL_BAZEL_CACHE.

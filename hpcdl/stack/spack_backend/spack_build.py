@@ -37,7 +37,7 @@ _STAMP = ".solved"
 
 @dataclass(frozen=True)
 class SpackPlan:
-    """What a build with Spack will do; `release_id` is None until the environment is solved."""
+    """The plan of a build with Spack; `release_id` is None until the environment is solved."""
 
     site: Site
     request: StackRequest
@@ -60,7 +60,7 @@ class SpackPlan:
         return lock if solved else None
 
     def stamp(self, lock: Path) -> str:
-        """What a lock file was solved from, the recipes included, and itself."""
+        """Return the digest of a lock file and of its inputs, recipes included."""
         texts = {str(path): text for path, text in self.work.files.items()}
         return digest(texts, solver.shipped_recipes(), lock.read_text())
 
@@ -71,11 +71,11 @@ class SpackPlan:
 
     @property
     def exists(self) -> bool:
-        """Whether that release has been built already."""
+        """Return whether that release has been built already."""
         return is_built(self.site, self.release_id)
 
     def steps(self) -> list[str]:
-        """What is left to do, in words; empty where the release exists."""
+        """Return the remaining steps, in words; empty if the release exists."""
         if self.exists:
             return []
         place = releases_folder(self.site) / (self.release_id or "ID")
@@ -115,7 +115,7 @@ class SpackPlan:
             require_space({store(self.site): size}, only_look=only_look)
 
     def details(self) -> dict[str, Any]:
-        """What only a plan with Spack has, for machines."""
+        """Return the JSON values that only a plan with Spack has."""
         return {
             "why": self.environment.why,
             "specs": list(self.environment.specs),
@@ -156,7 +156,7 @@ class SpackPlan:
 
 
 def shared(site: Site) -> Path:
-    """What all stacks of a prefix share."""
+    """Return the directory that all stacks of a prefix share."""
     return site.paths.prefix / "spack"
 
 

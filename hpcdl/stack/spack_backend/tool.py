@@ -176,7 +176,7 @@ class Lock:
 
     @property
     def wheels(self) -> bool:
-        """Whether TensorFlow comes from wheels."""
+        """Return whether TensorFlow comes from wheels."""
         return bool(self.tensorflow["name"] != facts.load("spack")["packages"]["tensorflow"])
 
     @property
@@ -225,7 +225,7 @@ class Lock:
         return f"{MODULE}/{self.tensorflow['version']}-{self.variant}"
 
     def needs(self, gpus: Iterable[Gpu] = ()) -> dict[str, Any]:
-        """What the module's guard asks of a machine; `gpus` are those of the site's partitions."""
+        """Return what the module's guard requires; `gpus` are those of the site's partitions."""
         cuda = self._components().get("cuda", "")
         return needs_of(self.archs, cuda, self.target, gpus, wheels=self.wheels)
 

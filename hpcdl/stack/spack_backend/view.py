@@ -74,7 +74,7 @@ class Inventory:
 
 
 def inventory(spack: Spack, environment: Path) -> Inventory:
-    """What Spack knows of a solved environment. Raises `CommandFailed`: Spack cannot read it."""
+    """Return Spack's inventory of a solved environment, or raise `CommandFailed`."""
     output = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
     data = json.loads(output.strip().splitlines()[-1])
     packages = tuple(
@@ -175,7 +175,7 @@ def own_folder(stack: Path, inside: Path) -> Path:
 
 
 def module_environment(spack: Spack, root: Path) -> dict[str, Any]:
-    """What the module sets: lists of directories to go in front of a variable, or a text.
+    """Return the module's variables: lists of directories to prepend, or a text.
 
     It is what `spack env activate` sets on top of an empty environment.
     """

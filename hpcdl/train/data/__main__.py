@@ -56,7 +56,7 @@ def _make(args: argparse.Namespace) -> ExitCode:
 
 
 def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
-    """What the records follow from, as JSON values, and the rows of a table of labels."""
+    """Return the records' inputs, as JSON values, and the rows of a table of labels."""
     if args.kind == "digits":
         return {"kind": "digits", "seed": args.seed}, []
     if args.kind == "photos":

@@ -109,7 +109,7 @@ def write_dataset(dataset: Dataset) -> None:
 
 
 def load_dataset(folder: Path) -> Dataset:
-    """What dataset.json says; BadInput: there is none, or it is damaged or of another version."""
+    """Read dataset.json; BadInput: there is none, or it is damaged or of another version."""
     path = folder / FILE
     try:
         values = json.loads(path.read_text())
@@ -179,7 +179,7 @@ def read_dataset(folder: Path) -> Dataset:
 
 @dataclass(frozen=True)
 class PhotoRequest:
-    """What is wanted: `count` images to train and `test` ones, `bytes` each on average."""
+    """A request: `count` images to train and `test` ones, `bytes` each on average."""
 
     count: int
     test: int
@@ -217,7 +217,7 @@ def made_before(folder: Path, request: Mapping[str, Any]) -> Dataset | None:
 
 
 def read_request(path: Path) -> Any:
-    """What was asked, as JSON values; None if it is missing, or the file is damaged."""
+    """Return the stored request, as JSON values; None if it is missing, or the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         return json.loads(path.read_text())
     return None

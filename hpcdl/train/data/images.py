@@ -61,7 +61,7 @@ class Images:
         return self._resized(part)
 
     def fault_of(self, encoded: Any) -> str:
-        """What is wrong with an image; empty where it can be decoded."""
+        """Return the fault of an image; empty if it can be decoded."""
         try:
             height, width, _ = self.shape(encoded).numpy()
             area = np.array([0, 0, height, width], np.int32)
@@ -97,6 +97,6 @@ class Images:
 
 
 def first_line(fault: Any) -> str:
-    """What an error of TensorFlow says, in one line, without the names of its nodes."""
+    """Return a TensorFlow error in one line, without the names of its nodes."""
     line = (str(getattr(fault, "message", fault)).splitlines() or [""])[0]
     return _NODES.sub("", line).strip()[:300]

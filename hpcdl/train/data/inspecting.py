@@ -42,7 +42,7 @@ class ShardReport:
 
     @property
     def sound(self) -> bool:
-        """Whether every record can be read."""
+        """Return whether every record can be read."""
         return not self.faults
 
 
@@ -56,7 +56,7 @@ class DataReport:
 
     @property
     def sound(self) -> bool:
-        """Whether all is there and can be read."""
+        """Return whether all is there and can be read."""
         return not self.missing and all(shard.sound for shard in self.shards)
 
     @property

@@ -63,7 +63,7 @@ def plans_of(request: PhotoRequest, record: Callable[[int], bytes]) -> list[Shar
 
 
 def stream(seed: int, number: int) -> np.random.RandomState:
-    """What the image `number` is drawn from; numbers count modulo 2**32."""
+    """Return the random generator of image `number`; numbers count modulo 2**32."""
     return np.random.RandomState((seed * 7_368_787 + number) % 2**32)
 
 

@@ -36,7 +36,7 @@ _LABELS = {"findings": "image/labels", "classes": "image/class/label", IMAGES: "
 
 @dataclass(frozen=True)
 class Unit:
-    """What a stream reads of a shard: `count` records after the first `skip`."""
+    """A stream's part of a shard: `count` records after the first `skip`."""
 
     path: str
     skip: int
@@ -52,7 +52,7 @@ def stream_count(global_batch: int, ranks: int, shards: int) -> int:
 def interleave_shards(
     shards: Sequence[tuple[Path, int]], streams: int, length: int, seed: int, epoch: int
 ) -> list[list[Unit]]:
-    """What every stream reads in an epoch: `length` records each, and none twice.
+    """Return every stream's parts in an epoch: `length` records each, and none twice.
 
     `shards` are files and their numbers of records, at least `streams` x `length` in all; seed and
     epoch draw their order, and what is left out.

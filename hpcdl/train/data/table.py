@@ -35,7 +35,7 @@ class ImageRow:
 def request_of(
     images: Path, table: Path, rows: Sequence[ImageRow], *, shards: int, test: float, seed: int
 ) -> dict[str, Any]:
-    """What the records follow from, images by sizes and times: the same again need not be made."""
+    """Return the records' inputs, images by size and time: equal inputs need no new records."""
     states = [(row.path.name, row.path.stat()) for row in rows]
     seen = repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
     return {
@@ -106,5 +106,5 @@ def names_of(rows: Sequence[ImageRow]) -> tuple[str, ...]:
 
 
 def are_several(rows: Sequence[ImageRow]) -> bool:
-    """Whether an image may have several labels, or none."""
+    """Return whether an image may have several labels, or none."""
     return names_of(rows) == FINDINGS or any(len(row.labels) > 1 for row in rows)

@@ -205,7 +205,7 @@ def _byte_table() -> tuple[int, ...]:
 
 @cache
 def _position_table() -> _WORDS:
-    """What a byte at each place of a block adds to the register at the block's end."""
+    """Return what a byte at each place of a block adds to the register at the block's end."""
     table = np.zeros((_BLOCK, 256), np.uint32)
     table[_BLOCK - 1] = np.array(_byte_table(), np.uint32)
     for place in range(_BLOCK - 2, -1, -1):

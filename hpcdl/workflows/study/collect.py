@@ -53,7 +53,7 @@ _LARGEST = 100_000_000
 
 @dataclass(frozen=True)
 class CellMeasured:
-    """What a cell's jobs did. Times in seconds; `rates` are images/s of each measured step.
+    """The measurements of a cell's jobs. Times in seconds; `rates` in images/s per step.
 
     `size` is of its data set in bytes, `images` its images; None where data are synthetic.
     `epochs` are seconds of passes over the data set; none where steps were left out as
@@ -158,7 +158,7 @@ class MissingResult:
 
 @dataclass(frozen=True)
 class Findings:
-    """What a study's jobs gave so far; `cores` and load of the machine that queued them."""
+    """The results of a study so far; `cores` and load of the machine that queued its jobs."""
 
     plan: Plan
     measured: tuple[CellMeasured, ...]
@@ -168,7 +168,7 @@ class Findings:
 
     @property
     def shared(self) -> bool:
-        """Whether all ranks share the cores of one machine."""
+        """Return whether all ranks share the cores of one machine."""
         return self.plan.scale.execution.shared_cores
 
     @cached_property
@@ -370,12 +370,12 @@ def memory_bytes(findings: Findings) -> float:
 
 
 def throttled(run: Run) -> bool:
-    """Whether its data come more slowly than the storage could give them."""
+    """Return whether its data come more slowly than the storage could give them."""
     return run.reads is not None and run.reads.megabytes_per_second > 0
 
 
 def series_name(findings: Findings, values: Values) -> str:
-    """What the figure calls the series of these values."""
+    """Return the name of these values' series in the figure."""
     study = findings.plan.study
     named = (shown(findings, key, values[key]) for key in study.series if key in values)
     return ", ".join(named) or study.name
@@ -395,7 +395,7 @@ def ideal_ranks(findings: Findings, ranks: int, cpus_per_rank: int) -> float:
 
 
 def efficiency(findings: Findings, one: CellMeasured) -> float | None:
-    """What a measurement keeps of its one-rank run's rate times GPUs, or times shared cores."""
+    """Return a measurement's efficiency: its rate over one rank's times GPUs, or shared cores."""
     base = alone(findings.measured, one)
     if base is None:
         return None

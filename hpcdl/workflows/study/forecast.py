@@ -1,4 +1,4 @@
-"""What the model says: of the cells that are too large here, and of those that ran.
+"""The model's predictions of cells that are too large here, and of those that ran.
 
 Predictions start from the study's own one-rank measurement of the same series. Where all ranks
 share the cores of one machine, one rank's step is taken as longer by as much as there are more

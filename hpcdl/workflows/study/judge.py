@@ -24,7 +24,7 @@ _EVEN = 0.15
 
 @dataclass(frozen=True)
 class RuleVerdict:
-    """What a rule says: `ok` is None where it cannot be evaluated; `evidence` are the numbers."""
+    """The verdict on a rule: `ok` is None if it cannot be evaluated; `evidence` is the numbers."""
 
     rule: AcceptanceRule
     ok: bool | None
@@ -33,7 +33,7 @@ class RuleVerdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a rule may look at: measurements that its `where` chooses, and all the rest."""
+    """The input of a rule: measurements that its `where` chooses, and all the rest."""
 
     rule: AcceptanceRule
     findings: Findings
@@ -78,7 +78,7 @@ def _verdict(
 
 
 def _chosen(rule: AcceptanceRule, cell: Cell) -> bool:
-    """Whether a rule looks at a cell; some look at one rank whatever their `gpus` are."""
+    """Return whether a rule uses a cell; some use one rank whatever their `gpus` are."""
     counts = (*rule.gpus, 1) if rule.rule in {"efficiency", "model"} else rule.gpus
     return matches(cell.named, rule.where) and (not rule.gpus or cell.gpus in counts)
 
@@ -97,7 +97,7 @@ def _missing(rule: AcceptanceRule, findings: Findings) -> list[str]:
 
 
 def _compared(rule: AcceptanceRule, cell: Cell, findings: Findings) -> bool:
-    """Whether a cell could change what a rule says: rules that compare need its like."""
+    """Return whether a cell could change a verdict: rules that compare need a similar cell."""
     if rule.rule == "linear":
         return not lines.throttled(cell.run) and cell.data != SYNTHETIC
     if rule.rule == "model":

@@ -141,7 +141,7 @@ class _Faults:
             self.at(where, message, did_you_mean(name, names))
 
     def of_keys(self, where: Place, asked: Iterable[str], keys: set[str]) -> None:
-        """What chooses or names cells by a key that no run has would choose none, or merge all."""
+        """Report keys that no run has: they would choose no cell, or merge all."""
         for key in asked:
             self.unless_known(key, sorted(keys), (*where, key), f"no matrix has '{short(key)}'")
 
@@ -245,7 +245,7 @@ def _check_rule(
 
 
 def _said(value: Any) -> bool:
-    """Whether a file gives a value; a bound of 0 is one."""
+    """Return whether a file gives a value; a bound of 0 is one."""
     return value not in (None, "", [], {})
 
 

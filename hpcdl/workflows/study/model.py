@@ -140,7 +140,7 @@ class Framework:
 
 @dataclass(frozen=True)
 class Environment:
-    """What surrounds the program in a run of the matrix's `environment`: variables, an image?"""
+    """The surroundings of a program by the matrix's `environment`: variables, an image."""
 
     variables: Values
     container: bool
@@ -189,5 +189,5 @@ class Study:
 
 
 def matches(values: Values, where: Values) -> bool:
-    """Whether values agree with all that `where` says; what values lack does not agree."""
+    """Return whether values match every key of `where`; a missing key does not match."""
     return all(values.get(key) == value for key, value in where.items())

@@ -43,7 +43,7 @@ Unit = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Scene:
-    """What panels draw: findings, predictions, and the panel's own choice of measurements."""
+    """The input of a panel: findings, predictions, and the panel's own choice of measurements."""
 
     findings: Findings
     predicted: tuple[Predicted, ...]
@@ -471,7 +471,7 @@ def draw(findings: Findings, predicted: tuple[Predicted, ...]) -> dict[str, byte
 
 
 def caption(findings: Findings) -> str:
-    """What the marks of the figure mean."""
+    """Return the legend of the figure's marks."""
     kinds = {panel.panel for panel in findings.plan.study.figure}
     if "time-by-size" in kinds:
         return (

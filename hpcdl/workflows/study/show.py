@@ -54,7 +54,7 @@ def show_text(plan: Plan) -> str:
 
 
 def show_data(plan: Plan) -> dict[str, Any]:
-    """What `show` prints, as plain values."""
+    """Return what `show` prints, as plain values."""
     study, scale = plan.study, plan.scale
     return {
         "schema": 2,
@@ -83,7 +83,7 @@ def show_data(plan: Plan) -> dict[str, Any]:
 
 
 def scripts_text(plan: Plan, checked: Sequence[Checked], *, verbose: bool) -> str:
-    """What lint and bash say of the scripts; with `verbose` the scripts themselves."""
+    """Return the output of lint and bash for the scripts; with `verbose` the scripts, too."""
     rows, blocks = [], []
     for entry in checked:
         nodes = count_of(entry.script.layout.nodes, "node")

@@ -53,7 +53,7 @@ class Report:
 
 
 def unfinished(findings: Findings) -> bool:
-    """Whether cells have not run yet; those that failed have."""
+    """Return whether cells have not run yet; those that failed have."""
     return any(one.state in _PENDING for one in findings.missing)
 
 
@@ -154,7 +154,7 @@ def as_data(report: Report) -> dict[str, Any]:
 
 
 def as_text(report: Report) -> str:
-    """What the command line prints: the rules with their evidence, then the missing results."""
+    """Return the report as text: the rules with their evidence, then the missing results."""
     lines = [
         f"[{_YES[v.ok]:>11}] {v.rule.says}\n              {v.evidence}" for v in report.verdicts
     ]
@@ -319,7 +319,7 @@ def _side_by_side(findings: Findings, asked: StudyTable) -> Table:
 
 
 def _row_of(findings: Findings, values: Values, asked: StudyTable) -> tuple[str, ...]:
-    """What names a row: `resnet50`, `gpus 2`."""
+    """Return the name of a row: `resnet50`, `gpus 2`."""
     return tuple(
         shown(findings, key, value) if key == "model" else f"{key} {value}"
         for key, value in values.items()
