@@ -285,8 +285,8 @@ def _write(site: Site, args: argparse.Namespace, edit: Edits) -> ExitCode:
     if not args.dry_run:
         edit.write()
     done = "would be written" if args.dry_run else "written"
-    text = f"{edit.diff}# {done} below {site.paths.prefix}: {edit.said}"
-    return show(args, {"said": edit.said, "diff": edit.diff}, text)
+    text = f"{edit.diff}# {done} below {site.paths.prefix}: {edit.summary}"
+    return show(args, {"said": edit.summary, "diff": edit.diff}, text)
 
 
 def _list(site: Site, args: argparse.Namespace) -> ExitCode:

@@ -241,7 +241,7 @@ def nearest(known: Sequence[MeasuredLoss], ranks: int, nodes: int) -> MeasuredLo
 def stretched(loss: float, measured: float, theirs: float) -> float:
     """The model's loss of a count, by what runs of another lost and it said of them (`theirs`).
 
-    Where it said nearly nothing, what was measured is added instead of stretched.
+    Where the model predicts nearly no loss, what was measured is added instead of stretched.
     """
     if theirs < _LEAST_LOSS:
         return max(0.0, loss + measured - theirs)

@@ -2,7 +2,7 @@
 
 PREFIX/references/accepted.yaml holds what is in force. The level that a change led to becomes the
 reference of its series, where the site has one; the row that it replaces stays in the file, so
-that one command undoes it. Both files are written together, and told as one diff.
+that one command undoes it. Both files are written together, and shown as one diff.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Edits:
     """Changes of files that are made together, and what they mean in words."""
 
     files: Sequence[Edit]
-    said: str
+    summary: str
 
     @property
     def diff(self) -> str:
@@ -46,7 +46,7 @@ class Edits:
     def write(self) -> None:
         """Write all files; each atomically.
 
-        Raises BadInput: somebody else changed one meanwhile; nothing is written.
+        Raises BadInput: another process changed one meanwhile; nothing is written.
         """
         with locked(self.files[0].path.with_name(".lock")):
             for edit in self.files:
@@ -232,7 +232,7 @@ def _accepted(site: Site, rows: Sequence[Acceptance]) -> Edit:
     import yaml
 
     path = accepted_file(site)
-    each = [_said({**asdict(row), "series": _said(row.series._asdict())}) for row in rows]
+    each = [_filled({**asdict(row), "series": _filled(row.series._asdict())}) for row in rows]
     values = {"schema": SCHEMA, "accepted": each}
     head = (
         "# Findings of the nightly checks that somebody accepted. `hpcdl check accept` writes it,\n"
@@ -242,6 +242,6 @@ def _accepted(site: Site, rows: Sequence[Acceptance]) -> Edit:
     return Edit(path, text_of(path), text)
 
 
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what says nothing."""
+def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are set."""
     return {key: value for key, value in values.items() if value not in (None, "")}

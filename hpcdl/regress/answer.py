@@ -38,7 +38,7 @@ class Finding:
 
     `began` is the night on which a change began, `change` its size now as a fraction, `after` the
     level that it led to; `suspects` is what changed with it; `node` the slow one; `accepted` who
-    accepted it until when, '' for nobody.
+    accepted it until when, '' if it is not accepted.
     """
 
     series: Series
@@ -105,7 +105,7 @@ class GateAnswer:
 
     `series` were asked about, of so many that are `known`; `ended` gave nothing for a month and
     are not among them. `warnings` are changes for the worse that are not sure yet; `accepted` is
-    what would close the gate, if nobody had accepted it.
+    what would close the gate, if it were not accepted.
     """
 
     series: int

@@ -10,11 +10,11 @@ A night that was measured again is looked at by itself, run by run (`look`): how
 those of the night before lie below the level, and how much of that all runs of a night share.
 
 The constants:
-TELL: a change is told from so many standard errors on; 3.3 is what 1 false alarm in 2,000
+TELL: z-score from which a change is reported; 3.3 is what 1 false alarm in 2,000
     series-nights allows.
 SURE: what a rise and the only night of a breakage need, and the most that a calm series asks for.
 WORTH: what shall be seen within three nights: series so calm that this is easy need up to SURE.
-BREAKAGE: a night so far below its level, and twice as far as any before, is told the same night.
+BREAKAGE: a night so far below its level, and twice as far as any before, is reported at once.
 ODDS: (log) at which an onset is excluded, and a level counts as the old one again: 20 to 1.
 DOUBT: the shares of a level's nights, and of the means of two in a row, that are as low as a night
     that is measured again; GO_ON is the strength from which it is measured once more.

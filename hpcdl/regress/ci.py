@@ -255,7 +255,7 @@ def _values(site: Site, request: Request) -> dict[str, object]:
         "junit": shlex.join([*report, "--format", "junit", "--output", "junit.xml", *where]),
         "markdown": shlex.join([*report, *where]),
         "gate": shlex.join(
-            [*command, "check", "gate", *where, *_told(request.notify, "report.html")]
+            [*command, "check", "gate", *where, *_notify_options(request.notify, "report.html")]
         ),
     }
 
@@ -268,7 +268,7 @@ def _run(
     return f"{shlex.join(argv)} > {shlex.quote(file)}"
 
 
-def _told(notify: str, page: str) -> list[str]:
+def _notify_options(notify: str, page: str) -> list[str]:
     return ["--notify", notify, "--page", page] if notify else []
 
 
@@ -282,7 +282,7 @@ def _night(
         report = [*command, "check", "report", verdicts, "--html", page, *where]
         run = _run(command, where, name, verdicts, request.runs)
         steps += [f"{run} || bad=1", shlex.join(report)]
-    notify = _told(request.notify, str(reports / f"{names[0]}.html"))
+    notify = _notify_options(request.notify, str(reports / f"{names[0]}.html"))
     steps += [f"{shlex.join([*command, 'check', 'gate', *where, *notify])} || bad=1", "exit $bad"]
     return "; ".join(steps)
 

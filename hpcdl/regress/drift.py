@@ -3,7 +3,7 @@
 `changes` finds them in the nights' values; here the nights are made from runs (nodes and weekends
 that always differ are no change), and a change is told for people. An alarm is a change for the
 worse that holds and is so sure that all series of a site together close the gate wrongly on at
-most `BUDGET` of the nights; one that is less sure is told and closes nothing.
+most `BUDGET` of the nights; one that is less sure is a warning and closes nothing.
 """
 
 from __future__ import annotations

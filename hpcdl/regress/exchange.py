@@ -232,7 +232,7 @@ def of_run(run: Run, time: str) -> Iterator[Result]:
     results: list[Result] = []
     for number, verdict in enumerate(run["verdicts"], 1):
         if {fault["kind"] for fault in verdict.get("faults") or ()} == {FaultKind.SELECTION.value}:
-            continue  # a name that somebody mistyped says nothing of a night
+            continue  # a mistyped name is no result of a night
         try:
             results += [_checked(entry) for entry in _entries(verdict, name, time, site)]
         except (TypeError, ValueError, OverflowError) as fault:

@@ -1,6 +1,6 @@
 """A run's verdicts for other programs: Markdown, JUnit XML, a Prometheus text file. Pure.
 
-They start from the values of verdicts.json, so that a run of last night can be told again.
+They start from the values of verdicts.json, so that a run of last night can be printed again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _STATUS_CODES = {
 def read_run(path: Path) -> Run:
     """A run's verdicts, from its directory or its verdicts.json.
 
-    What it gives can be told in every format: the types are those that a run writes, and every text
+    The result can be written in every format: the types are those that a run writes, and every text
     can be written as UTF-8. Raises BadInput: there are none, or one of them is not as this version
     writes them.
     """

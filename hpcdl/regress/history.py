@@ -56,7 +56,7 @@ class Result:
     """One metric of one case of one run; `metric` is '' where nothing was measured.
 
     `time` is ISO 8601 in UTC; `low` and `high` are bounds in `unit`; `queue_wait` in seconds;
-    `better` says which values are (`higher`, `lower`), '' where nobody said.
+    `better` says which values are (`higher`, `lower`), '' if that was not given.
     """
 
     run: str

@@ -70,7 +70,7 @@ class Notice:
 
 def notice_of(site: str, answer: GateAnswer, before: Told, link: str = "") -> Notice:
     """A notice of what has changed since the last one."""
-    current = told_of(answer)
+    current = notified_findings(answer)
     new = tuple(finding for finding in current if finding.id not in before)
     there = {finding.id: finding for finding in current}
     snoozed = {finding.id for finding in answer.accepted}
@@ -82,7 +82,7 @@ def notice_of(site: str, answer: GateAnswer, before: Told, link: str = "") -> No
     return Notice(site, answer, new, over, link)
 
 
-def told_of(answer: GateAnswer) -> tuple[Finding, ...]:
+def notified_findings(answer: GateAnswer) -> tuple[Finding, ...]:
     """Return what people are notified of once: what closes the gate, and pooled warnings."""
     return (*answer.findings, *(one for one in answer.warnings if one.kind == POOLED))
 
@@ -283,7 +283,7 @@ def tell(
         if fault:
             lines.append(in_a_line(f"{target.name}: {fault}"))
         else:
-            before[target.key] = {one.id: one.name for one in told_of(answer)}
+            before[target.key] = {one.id: one.name for one in notified_findings(answer)}
     try:
         write_atomic(record, json.dumps(before) + "\n")
     except HpcdlError as fault:
@@ -378,7 +378,7 @@ def _mail(values: Mapping[str, Any], notice: Notice, page: Path | None) -> None:
 def _by_smtp(message: EmailMessage, values: Mapping[str, Any], server: str) -> None:
     """Port 465 speaks TLS at once; others are asked for it, unless they are on this machine.
 
-    The library checks no certificate by itself, and would tell the password to whoever answers.
+    The library checks no certificate by itself, and would send the password to any server.
     """
     host, _, port = server.partition(":")
     context = ssl.create_default_context()

@@ -308,12 +308,14 @@ def rule(check: str, case: str, partition: str, metric: str, least: float) -> Re
 
 def fingerprint() -> str:
     """This machine, in short: processor, its CPUs, memory. For the embedded cluster."""
-    model = " ".join(_told("/proc/cpuinfo", "^model name[^:]*:(.*)").split()) or "unknown processor"
-    memory = round(int(_told("/proc/meminfo", r"^MemTotal:\s*(\d+)") or 0) / 1024**2)
+    model = (
+        " ".join(_entry("/proc/cpuinfo", "^model name[^:]*:(.*)").split()) or "unknown processor"
+    )
+    memory = round(int(_entry("/proc/meminfo", r"^MemTotal:\s*(\d+)") or 0) / 1024**2)
     return f"{model}, {len(os.sched_getaffinity(0))} CPUs, {memory} GB"
 
 
-def _told(path: str, pattern: str) -> str:
+def _entry(path: str, pattern: str) -> str:
     with suppress(OSError):
         found = re.search(pattern, Path(path).read_text(errors="replace"), re.MULTILINE)
         return found[1] if found else ""

@@ -94,7 +94,7 @@ def _joined(group: Sequence[Verdict], margin: float) -> Verdict:
     failed = [verdict.reason for verdict in others if verdict.status is Status.ERROR]
     reasons = [
         describe(faults),
-        *_told(metrics, runs),
+        *_runs_text(metrics, runs),
         *(f"a further run: {why}" for why in failed),
     ]
     return replace(
@@ -128,7 +128,7 @@ def _values(metric: MetricVerdict, runs: Sequence[Mapping[str, Any]]) -> list[fl
     return [value for value in found if value is not None]
 
 
-def _told(metrics: Sequence[MetricVerdict], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def _runs_text(metrics: Sequence[MetricVerdict], runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The values of all runs of the first metric that is judged."""
     metric = next((one for one in metrics if one.wanted), None)
     values = [number(value) for value in _values(metric, runs)] if metric else []

@@ -124,7 +124,7 @@ def read_events(path: Path) -> dict[int, JobEvent]:
 def cancel_left_jobs(directory: RunDirectory) -> list[int]:
     """Cancel the jobs of a run that still wait or run, and give their ids.
 
-    A job is the run's own only if its script lies in the run's directory: ids come back after a
+    A job is the run's own only if its script is in the run's directory: ids come back after a
     cluster is set up anew. Raises HpcdlError: Slurm does not answer, so that their states are
     unknown.
     """

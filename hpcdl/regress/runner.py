@@ -44,7 +44,7 @@ class CheckOutcome:
 
     `machine` is the fingerprint of the machine of a single-node emulation, None on a real cluster;
     `settings` are options that the run set itself, which makes it no night like the others; `ended`
-    is in seconds since 1970; `notes` are what ReFrame told beside its results.
+    is in seconds since 1970; `notes` are ReFrame's messages beside its results.
     """
 
     directory: RunDirectory

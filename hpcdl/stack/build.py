@@ -249,7 +249,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
     for name in ("tensorflow", "horovod"):
         prefer_own_libraries(packages / name)
-    # The module's hpcdl knows its site without being told: a publish writes the file.
+    # The module's hpcdl finds its site by itself: a publish writes the file.
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
     install.add_startup(stack)
     say("compiling bytecode, setting permissions")

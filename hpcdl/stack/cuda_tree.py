@@ -102,7 +102,7 @@ def cuda_tree(cuda: str, python: Interpreter, say: Say) -> Path:
 
     Raises:
         CommandFailed: pip failed; its log is named. It refuses a wheel with another digest.
-        MissingPrerequisite: no wheels of this CUDA, no space left, or somebody else may write it.
+        MissingPrerequisite: no wheels of this CUDA, no space left, or another user may write it.
     """
     folder = tree_folder(cuda)
     with shared_lock(wheels_cache() / ".cuda.lock", wait_seconds=_FETCH_SECONDS):

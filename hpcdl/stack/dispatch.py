@@ -127,7 +127,7 @@ def taken_off(
 ) -> tuple[str, ...]:
     """Return what a rollback to `target` removes: later releases for the same partitions.
 
-    `undone` goes in any case: the current one, where nobody named a target.
+    `undone` goes in any case: the current release, if no target was named.
     """
     if target not in published:
         return ()

@@ -49,7 +49,7 @@ _MOST = 200_000
 class BomComponent:
     """One package: `licence` is an SPDX expression or None, `words` what its metadata says.
 
-    `purl` is its package URL, `url` where its archive was fetched, empty where nobody knows.
+    `purl` is its package URL, `url` where its archive was fetched, empty if unknown.
     """
 
     name: str
@@ -150,7 +150,7 @@ def spdx_of(words: str) -> str | None:
     if known and known.startswith("LicenseRef-"):
         return str(known)  # no identifier of SPDX's list: the document has its text
     try:
-        # Strict: an exception stands behind WITH only.
+        # Strict: an exception is allowed after WITH only.
         return str(licensing.parse(known or words, validate=True, strict=True))
     except ExpressionError:
         return None
@@ -388,7 +388,7 @@ def _hits(
         for component in known.get(normal_name(str(package["name"])), ()):
             version = component.version
             ranges = [one for one in affected.get("ranges", ()) if one.get("type") != "GIT"]
-            # OSV's rule (schema, "evaluation"): a version that is listed, or lies in a range.
+            # OSV's rule (schema, "evaluation"): a version that is listed, or is in a range.
             listed = version in affected.get("versions", ())
             if listed or any(_in_range(one["events"], version) for one in ranges):
                 aliases = tuple(map(str, entry.get("aliases", ())))

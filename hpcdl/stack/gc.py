@@ -82,7 +82,7 @@ def collect(
                 releases_folder(site) / name for name in release_ids(site) if name not in kept
             ]
             if not dry_run and doomed:
-                # First nobody is led there any more, then it goes.
+                # First no link leads there any more, then it is removed.
                 publish.refresh_modules(site, without={tree.name for tree in doomed})
                 with explain_os_errors(releases_folder(site)):
                     for tree in doomed:
@@ -126,7 +126,7 @@ def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[st
         with umask(0o022):
             return _remove_unneeded(site, kept, dry_run), ""
     except HpcdlError as fault:
-        # The releases are gone by now, and that is to be told: this can be done another time.
+        # The releases are removed by now, and must be reported: this can be done another time.
         more = f" ({fault.hint})" if fault.hint else ""
         return {}, f"Spack's packages were left alone: {fault.message}{more}"
 

@@ -86,7 +86,7 @@ def modules_behind(program: str) -> list[dict[str, str]]:
         shown = run([lmod, "bash", "show", name], check=False, timeout=30)
         return any(f"{prefix}/" in shown.stderr for prefix in prefixes)
 
-    # A modulefile lies as deep below the entry of MODULEPATH as its name has parts.
+    # A modulefile is as deep below the entry of MODULEPATH as its name has parts.
     return [
         {"name": name, "directory": str(Path(file).parents[name.count("/")])}
         for name, file in zip(names, files, strict=False)

@@ -90,7 +90,7 @@ def build_lock(site: Site) -> Path:
 def unfinished(site: Site) -> list[Path]:
     """Trees that were killed while they were made or removed; ask while no build is at work.
 
-    What has no name of ours, such as `lost+found` or somebody's copy, is left alone.
+    What has no name of ours, such as `lost+found` or a user's copy, is left alone.
     """
     with suppress(FileNotFoundError):
         trees = sorted(path for path in releases_folder(site).iterdir() if path.is_dir())
@@ -217,7 +217,7 @@ def open_to_readers(root: Path) -> None:
 def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> None:
     """MissingPrerequisite, before anything is fetched or written, where it will not fit.
 
-    `needs` are GB by directory; what lies in one file system is added up. With `only_look` no
+    `needs` are GB by directory; directories of one file system are added up. With `only_look` no
     directory is made, to see whether that can be done.
     """
     wanted: dict[int, float] = {}

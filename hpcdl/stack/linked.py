@@ -301,7 +301,7 @@ def _inside(release: Release) -> _Inside:
             for one in release.lock
             if "external" in one and one["hash"] in hashes
         ]
-        # In /usr lies everything else, too: `outside` says what may come from there.
+        # /usr has everything else, too: `outside` says what may come from there.
         folders += [one.resolve() for one in named if one not in _SYSTEM]
 
     def inside(place: Path | str) -> bool:
@@ -339,10 +339,10 @@ def _of_tensorflow(packages: Path) -> list[Path]:
 def _by_loader(objects: Sequence[Path], listing: str) -> dict[Path, dict[str, str]]:
     """Where ldd finds what each object needs, by name; what it does not find is empty.
 
-    An object that it said nothing of is not there.
+    An object without output is left out.
     """
     resolved: dict[Path, dict[str, str]] = {}
-    # A single object is told without its name.
+    # ldd prints no name for a single object.
     here = resolved.setdefault(objects[0], {}) if len(objects) == 1 and listing else {}
     for line in listing.splitlines():
         match = _LINE.match(line)

@@ -121,7 +121,7 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
     write_site_files(site)
     refresh_sboms(site, release, say)
     with switch_lock(site, _WAIT_SECONDS):
-        if read_history(site) != seen:  # somebody went back meanwhile
+        if read_history(site) != seen:  # another publish or rollback came between
             _show_modules(site, release, event)
         before, moves = current_id(site), _moves(site, event)
         _switch(site, event, before)

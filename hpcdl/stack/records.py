@@ -83,7 +83,7 @@ def read_records(site: Site) -> Records:
             tuple(Waiver(**entry) for entry in data["waivers"]),
         )
         for waiver in records.waivers:
-            datetime.date.fromisoformat(waiver.until)  # somebody may have edited it
+            datetime.date.fromisoformat(waiver.until)  # the file may have been edited
             waiver.analysis  # noqa: B018 - so with its kind
         return records
     except (OSError, ValueError, KeyError, TypeError) as fault:

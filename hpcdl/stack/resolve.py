@@ -143,7 +143,7 @@ class Resolver:
         """Why a version, such as `tensorflow@2.18`, is not the answer: one chain per partition.
 
         Raises:
-            BadInput: no `NAME@VERSION`, or a component or version that nobody knows.
+            BadInput: no `NAME@VERSION`, or an unknown component or version.
         """
         name, _, version = (part.strip() for part in question.partition("@"))
         name = name.casefold()

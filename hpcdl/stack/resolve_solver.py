@@ -4,7 +4,7 @@ A version compares by its numbers (`2.9 < 2.18`). A range has Spack's form: `12.
 12.5 to the last 12.x, `:11.8` everything up to 11.8 with its patches, `2.18` every 2.18.x, and
 commas join ranges. Both are plain text outside and tuples of numbers inside.
 
-A rule says: when all its conditions hold, one variable lies in a range. Rules become clauses
+A rule says: when all its conditions hold, one variable is in a range. Rules become clauses
 over bit masks (a bit per value of a variable); unit propagation narrows the masks, and a
 depth-first search takes values best first, in the order of the variables, so the answer is
 deterministic and lexicographically best. An impossible question is explained by a minimal set

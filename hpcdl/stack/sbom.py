@@ -54,7 +54,7 @@ def write_sboms(release: Release, found: Sequence[Advisory]) -> tuple[Path, Path
 def refresh_sboms(site: Site, release: Release, say: Callable[[str], None]) -> None:
     """Write both where they are missing or older than the site's waivers or OSV's file.
 
-    A publish does not fail for them: what keeps it from writing them is said.
+    A publish does not fail for them: the reason is printed.
     """
     files = [release.root / name for name in (SPDX_FILE, CYCLONEDX_FILE)]
     sources = [site.paths.prefix / "records.json", osv_file(site)]

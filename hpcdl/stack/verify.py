@@ -221,7 +221,7 @@ def _judge_import(release: Release, seen: Mapping[str, Any]) -> Check:
         if version is not None and seen[name] != version
     ]
     place = Path(seen["place"])
-    # A package lies in the release, or where a link in the release leads.
+    # A package is in the release, or where a link in the release leads.
     links = release.prefix.glob(f"lib/python3*/site-packages/{place.name}")
     linked = any(link.resolve() == place.resolve() for link in links)
     if not linked and not place.is_relative_to(release.prefix):

@@ -149,7 +149,7 @@ def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:
 def find_wheelhouse(recipe: Recipe, python: Interpreter) -> Wheelhouse | None:
     """The wheelhouse of a recipe, where it is complete.
 
-    MissingPrerequisite where somebody else can change it, or its wheels are not those of the facts.
+    MissingPrerequisite if another user can change it, or its wheels are not those of the facts.
     """
     folder = wheelhouse_folder(recipe, python)
     try:

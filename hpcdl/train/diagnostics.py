@@ -148,7 +148,7 @@ class StepWatchdog:
         return time.time() - last_sign > self._limit
 
     def _end(self) -> None:
-        with suppress(OSError):  # a full disk keeps nobody waiting
+        with suppress(OSError):  # a full disk must not delay the exit
             self._write()
         # Ranks notice within a second of each other, for they all wait for the same one.
         time.sleep(_GRACE if self._rank == 0 else 1.5 * _GRACE)

@@ -3,7 +3,7 @@
 Samples are kept by column, one entry per step; `hpcdl.results` has the schemas. What earlier starts
 of a run have measured is appended to `history.jsonl`, beside the checkpoints and with each of them,
 never overwritten. A line is a piece: the steps since the one before, all their columns, and the
-start that measured them. A resumed run keeps what lies before its step; what was done after the
+start that measured them. A resumed run keeps the rows before its step; what was done after the
 checkpoint is done again. A line that a crash has cut is left out.
 """
 

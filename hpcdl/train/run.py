@@ -78,7 +78,7 @@ class RankRun:
         self.tracer = Tracer(self._trace_folder(ranks.rank))
         self.started = time.time()
         self.open = ExitStack()
-        self.damaged: set[str] = set()  # of all ranks, once they have told each other
+        self.damaged: set[str] = set()  # of all ranks, once they are exchanged
         self.repairs = Repairs(
             _MOST_DAMAGED,
             lambda path: count_records(path) is not None,

@@ -3,7 +3,7 @@
 The parts of the steps are made from the samples that every run keeps, so they cost nothing while
 training. Each rank is a process of the trace; a row each for waiting for input, compute,
 communication, update, checkpoint; below them what the threads did during a few steps, by
-TensorFlow's own trace. That lies in PROFILE/rank-N, where TensorBoard's profile plugin opens it;
+TensorFlow's own trace. That is in PROFILE/rank-N, where TensorBoard's profile plugin opens it;
 the rows of its threads (tf.data's among them) and of its GPU's streams lie beside it for rank 0.
 """
 

@@ -122,7 +122,7 @@ def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
                 held.enter_context(locked(lock, wait_seconds=0))
         if kind == "leftovers" and site.paths.prefix.is_dir():
             held.enter_context(switch_lock(site, 0))
-    except HpcdlError as fault:  # busy, or somebody else's prefix
+    except HpcdlError as fault:  # busy, or another user's prefix
         return fault.message
     return ""
 

@@ -64,7 +64,7 @@ _UNUSABLE = (
 class Expectation:
     """The expected performance of a job. Rates in images/s of the whole job, times in seconds.
 
-    The truth lies between `low` and `high` eight times in ten; `limit` is what bounds a step;
+    The true rate is between `low` and `high` eight times in ten; `limit` is what bounds a step;
     `source` says what the number starts from, `proof` its level of evidence. Nothing is said of an
     epoch (None) where the data have no end. `lives` is how often the job may start.
     """

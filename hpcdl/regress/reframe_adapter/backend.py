@@ -94,7 +94,7 @@ class HpcdlJob(_SlurmJob):
         self.token = ""
         self.record: JobRecord | None = None
         self.fault: JobFault | None = None
-        self.told = False
+        self.reported = False
         self.faults: list[Any] = []
         self.submitted = self.asked = self.asked_nodes = 0.0
         self.was_on = ""
@@ -116,8 +116,8 @@ class HpcdlJob(_SlurmJob):
     def finished(self) -> bool:
         """Return whether it has ended; raises once why it was given up."""
         done = bool(super().finished())
-        if done and self.fault and not self.told:
-            self.told = True
+        if done and self.fault and not self.reported:
+            self.reported = True
             raise JobError(str(self.fault), self.jobid)
         return done
 

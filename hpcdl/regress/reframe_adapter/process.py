@@ -225,7 +225,7 @@ def execute(
     `places` are further options of Slurm, by a job's name. Raises Stopped: a signal ended it; its
     jobs were cancelled.
     """
-    # In a group's work directory nobody else is to replace a script before Slurm reads it.
+    # In a group's work directory no other user may replace a script before Slurm reads it.
     mask = current_umask() | 0o022
     with terminable(), run.log.open("w") as log:
         process = None

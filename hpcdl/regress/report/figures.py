@@ -71,24 +71,24 @@ class SeriesView:
 
     series: Series
     values: Mapping[str, Any]
-    told: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def alarm(self) -> bool:
         """Return whether something of its history closes the gate."""
-        return any(not one.of_last_night and one.kind != WARNING for one in self.told)
+        return any(not one.of_last_night and one.kind != WARNING for one in self.findings)
 
     @property
     def slow_nodes(self) -> tuple[str, ...]:
         """The nodes that are slower than the others."""
-        return tuple(one.node for one in self.told if one.kind == SLOW_NODE)
+        return tuple(one.node for one in self.findings if one.kind == SLOW_NODE)
 
     @property
     def figure(self) -> Figure:
         """The series over time, with what a reader must know of it in the gate's words."""
         series = self.series
         subtitle = f"{series.check} \N{MIDDLE DOT} {describe_metric(series.metric)}"
-        notes = tuple(f"{f.kind}: {f.description}" for f in self.told if not f.of_last_night)
+        notes = tuple(f"{f.kind}: {f.description}" for f in self.findings if not f.of_last_night)
         return Figure(
             "time",
             series.case or series.check,

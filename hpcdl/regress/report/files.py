@@ -23,7 +23,7 @@ from hpcdl.system.text import plain
 HEAD, TAIL = 8 * 1024, 40 * 1024
 """Bytes of a file's beginning and end that are kept."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Not blocking: to open a pipe that nobody writes to would wait for ever.
+# Not blocking: to open a pipe without a writer would wait for ever.
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 
 

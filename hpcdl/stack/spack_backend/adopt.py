@@ -214,7 +214,7 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
                 view.make_view(spack, root, plan.lock, inventory)
                 (pip,) = tools_in.glob("lib/python3*/site-packages")
                 packages = view.add_hpcdl(root, wheel, pip, wheelhouse.new_log(root.name))
-                # The module's hpcdl knows its site without being told: a publish writes the file.
+                # The module's hpcdl finds its site by itself: a publish writes the file.
                 site_file = plan.site.paths.prefix / "etc" / SITE_FILE
                 (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
                 require_imports(root, plan.lock.environment)

@@ -43,7 +43,7 @@ _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 class Folders:
     """Where a stack is built: `root` is PREFIX/spack/STACK, `name` its environment's name.
 
-    `build` has all that a build leaves: Makefile, `log` (what make and Spack said), `logs` (one of
+    `build` has all that a build leaves: Makefile, `log` (output of make and Spack), `logs` (one of
     each package that was built here), and `stage`, where packages are built and what failed stays.
     """
 

@@ -139,7 +139,7 @@ class SpackPlan:
             backend=request.backend,
             root=releases_folder(site) / name,
             module=wanted.module,
-            versions=tool.told_versions({**wanted.versions, **locked_ones}),
+            versions=tool.release_versions({**wanted.versions, **locked_ones}),
             partitions=self.partitions,
             proof=wanted.proof,
             created="",

@@ -199,7 +199,7 @@ class Lock:
 
     def versions(self) -> dict[str, str]:
         """The components that a person asks for, by name."""
-        return told_versions(self._components())
+        return release_versions(self._components())
 
     def _components(self) -> dict[str, str]:
         components = self.components
@@ -236,7 +236,7 @@ class Lock:
         return f"{stack}-{self.tensorflow['version']}-{self.variant}-{key}"
 
 
-def told_versions(found: Mapping[str, str]) -> dict[str, str]:
+def release_versions(found: Mapping[str, str]) -> dict[str, str]:
     """The versions that a person asks for, of those of the components."""
     mpi = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
     return {**found, "hpcdl": __version__, "mpi": mpi}

@@ -223,15 +223,15 @@ def _check_rule(
     kind = rule["rule"]
     needs = facts.load("study_format")["needs"].get(kind, ())
     for name in needs:
-        if not _said(rule[name]):
+        if not _is_given(rule[name]):
             fault.at(where, f"the rule '{kind}' needs '{name}'")
     looks = {*needs, *_ANY} if kind != "complete" else {"rule", "says"}
     if kind == "input-share":
         looks |= {*_BOUNDS}
-        if not any(_said(rule[name]) for name in _BOUNDS):
+        if not any(_is_given(rule[name]) for name in _BOUNDS):
             fault.at(where, f"the rule '{kind}' has no bound", "give at_least or at_most")
     for name, value in rule.items():
-        if name not in looks and _said(value):
+        if name not in looks and _is_given(value):
             fault.at((*where, name), f"the rule '{kind}' does not look at '{name}'", "take it out")
     fault.of_keys((*where, "where"), rule["where"], keys)
     fault.of_keys((*where, "over"), [rule["over"]] if rule["over"] else [], keys)
@@ -244,7 +244,7 @@ def _check_rule(
             )
 
 
-def _said(value: Any) -> bool:
+def _is_given(value: Any) -> bool:
     """Return whether a file gives a value; a bound of 0 is one."""
     return value not in (None, "", [], {})
 

@@ -318,7 +318,7 @@ def library(site: Site) -> Path:
     """The library that slows reads down, once run.py has compiled it.
 
     Every job of the study runs it. Where others can change the work directory, such as the owner
-    of a group's, it lies in this user's home(), which the nodes must share as well.
+    of a group's, it is in this user's home(), which the nodes must share as well.
     """
     shared = site.paths.work / "studies" / READS_LIBRARY
     with suppress(MissingPrerequisite):
