@@ -14,7 +14,7 @@ from io import TextIOWrapper
 from pathlib import Path
 
 from hpcdl import __version__
-from hpcdl.cli.framework import Command, Group, build_parser, told
+from hpcdl.cli.framework import Command, Group, build_parser, command_hint
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, of_the_system
 from hpcdl.system.files import careful_umask
 from hpcdl.system.inert import discard, inert_output
@@ -139,7 +139,7 @@ def _meant(word: str) -> str:
         f"hpcdl {one.name} {command.name}"
         for one in groups
         for command in one.commands
-        if command.name in {word, *told("commands", word)}
+        if command.name in {word, *command_hint("commands", word)}
         or re.split(r"[^a-z]", word) == [one.name, command.name]
     ]
     return f"did you mean {one_of(commands)}?" if commands else did_you_mean(word, GROUPS)
@@ -155,9 +155,9 @@ def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
         return _run(f"hpcdl {group.name}", commands[group.default], argv)
     if argv[0].startswith("-"):
         hint = f"`hpcdl {group.name} --help` shows all"
-        raise BadInput(f"there is no command of 'hpcdl {group.name}'", hint=hint)
+        raise BadInput(f"'hpcdl {group.name}' needs a command", hint=hint)
     if argv[0] not in commands:
-        meant = [one for one in told("commands", argv[0]) if one in commands]
+        meant = [one for one in command_hint("commands", argv[0]) if one in commands]
         hint = did_you_mean([*meant, argv[0]][0], commands)
         raise BadInput(f"'hpcdl {group.name}' has no command '{argv[0]}'", hint=hint)
     return _run(f"hpcdl {group.name} {argv[0]}", commands[argv[0]], argv[1:])

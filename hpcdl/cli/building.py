@@ -207,7 +207,7 @@ def _adopt_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "environment", metavar="ENV", help="its directory, or the name of one that Spack manages"
     )
-    parser.add_argument("--name", metavar="STACK", help="for which of the site's stacks; the first")
+    parser.add_argument("--name", metavar="STACK", help="stack of the site (default: the first)")
 
 
 @terminable()
@@ -237,7 +237,7 @@ def _of_stack(site: Site, args: argparse.Namespace) -> tuple[Path, tuple[str, ..
 def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
     parser.add_argument("--name", metavar="STACK", help="instead: a stack of the site")
-    parser.add_argument("--directory", metavar="DIR", required=True, help="of the mirror")
+    parser.add_argument("--directory", metavar="DIR", required=True, help="directory of the mirror")
     parser.add_argument(
         "--bazel-cache", metavar="DIR", help="bazel downloads to add (default: HPCDL_BAZEL_CACHE)"
     )

@@ -310,7 +310,7 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     add("--runner", default="", metavar="TAG", help="runner tag (default: the site's name)")
     add("--user", default="", metavar="NAME", help="systemd: user who runs the checks (you)")
     add("--runs", type=at_least(1), default=1, metavar="N", help="run every check N times (1)")
-    add("--explain", action="store_true", help="say what the pipeline will do, and write nothing")
+    add("--explain", action="store_true", help="describe the pipeline, and write nothing")
     add("--command", default="", metavar="PATH", help="hpcdl executable to run (default: this one)")
     add("--notify", default="", metavar="FILE", help="whom the gate notifies of changes")
     add("--on-failure", default="", metavar="UNIT", help="systemd: unit to start after a failure")

@@ -225,7 +225,7 @@ def _accept_options(parser: argparse.ArgumentParser) -> None:
         "--until",
         type=a_day,
         metavar="DATE",
-        help="let it sleep until this day; without, its level is normal from now on",
+        help="snooze it until this day; without --until, its level is normal from now on",
     )
     add("--undo", action="store_true", help="take an acceptance back")
     history_option(parser)
@@ -346,7 +346,7 @@ COMMANDS = (
     ),
     Command(
         "accept",
-        "Accept a finding of the gate: its level is normal now, or it sleeps until a day.",
+        "Accept a finding of the gate: its level is normal now, or it is snoozed until a day.",
         "hpcdl check accept 3f2a91c0 --because 'new driver' --by 'Ada'",
         _accept,
         _accept_options,

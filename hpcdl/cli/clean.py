@@ -33,7 +33,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--gb",
         type=at_least(0),
         metavar="COUNT",
-        help="of each kind so much stays (default: likewise)",
+        help="GB to keep of each kind (default: the site's or kind's)",
     )
 
 

@@ -18,7 +18,7 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
 
 COMMAND = Command(
     "doctor",
-    "Check this machine's prerequisites, or those of its role on a cluster; say what is missing.",
+    "Check this machine's prerequisites, or those of its role on a cluster; name what is missing.",
     "hpcdl doctor --role login",
     _doctor,
     option(

@@ -39,7 +39,7 @@ def option(*names: str, **how: Any) -> Configure:
     return configure
 
 
-def told(key: str, word: str) -> Any:
+def command_hint(key: str, word: str) -> Any:
     """Return the hint for `word` under `key` of facts/command_hints.yaml; '' if there is none."""
     from hpcdl import facts
 
@@ -125,16 +125,18 @@ class Parser(argparse.ArgumentParser):
             hint = "is a variable of the shell not set? Give a value, or leave it out"
         elif short := re.match(r"argument (-\S+): expected .*one argument", message):
             typed = f"write {self._typed(short[1])}; `{self.prog} --help` says what it is"
-            hint = told("any", short[1]) or typed
+            hint = command_hint("any", short[1]) or typed
         elif choice := self._first_choice(message):
             message, hint = choice
         elif missing := message.partition("are required: ")[2]:
             typed = " ".join(map(self._typed, missing.split(", ")))
-            hint = told("any", missing) or f"write {self.prog} ... {typed}"
+            hint = command_hint("any", missing) or f"write {self.prog} ... {typed}"
         else:
             hint = _wanted(message) or hint
             if hint.startswith("use one of"):
-                hint += told(self.prog.removeprefix("hpcdl "), message.split()[1].strip(":"))
+                hint += command_hint(
+                    self.prog.removeprefix("hpcdl "), message.split()[1].strip(":")
+                )
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
@@ -163,9 +165,9 @@ class Parser(argparse.ArgumentParser):
         if not close and (hint := self._elsewhere(name)):
             return hint
         close += filter(None, [nearest(name, options, cutoff=0.8)])
-        alike = {told("alike", name), told("alike", name[:2])}
+        alike = {command_hint("alike", name), command_hint("alike", name[:2])}
         close += [flag for flag in options if flag in alike]
-        here = told("any", name.strip("-"))
+        here = command_hint("any", name.strip("-"))
         if not close and (here or len(name) == 2):  # no letter is like another
             return str(here)
         close += [flag for flag in options if parts < set(flag.strip("-").split("-"))]
@@ -177,7 +179,11 @@ class Parser(argparse.ArgumentParser):
         """Return the hint for an option that another command or program takes."""
         key, others = self.prog.removeprefix("hpcdl "), self.get_default("elsewhere")
         letter = "" if name.startswith("--") else name[1:2]
-        return told(key, name.strip("-")) or told(key, letter) or (others(name) if others else "")
+        return (
+            command_hint(key, name.strip("-"))
+            or command_hint(key, letter)
+            or (others(name) if others else "")
+        )
 
     def _place(self, word: str) -> str:
         """Return the hint for a misplaced argument: where it belongs."""
@@ -191,13 +197,13 @@ class Parser(argparse.ArgumentParser):
             return f"did you mean '--{word}'?"
         if "--over" in self._option_string_actions and "=" in word:
             return "write all values of a key together, and each key behind its own --over: KEY=A,B"
-        if hint := told(self.prog.removeprefix("hpcdl "), re.split("[=<>!]", word)[0]):
+        if hint := command_hint(self.prog.removeprefix("hpcdl "), re.split("[=<>!]", word)[0]):
             return str(hint)
         if "--env" in options and re.match(r"[A-Za-z_]\w*=", word):
             return f"give each variable its own --env: --env {word}"
         if behind := self.get_default("behind"):
             behind = behind(word) if callable(behind) else behind
-            behind = one if (one := told("words", word)) in options else behind
+            behind = one if (one := command_hint("words", word)) in options else behind
             return f"write it behind its option: {self.prog} {behind} {word}"
         if word.isdecimal() and self.prog.startswith("hpcdl job"):
             return f"`hpcdl job watch {word}` says how a job is, or why it waits"
@@ -210,7 +216,7 @@ class Parser(argparse.ArgumentParser):
 def _wanted(message: str) -> str:
     """Return the hint for a value that argparse refuses."""
     if kind := re.search(": invalid (int|float) value: ", message):
-        return f"it is {told('any', kind[1])}"
+        return f"it is {command_hint('any', kind[1])}"
     found = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
     return did_you_mean(found[1], found[2].replace("'", "").split(", ")) if found else ""
 

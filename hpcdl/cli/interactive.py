@@ -56,7 +56,7 @@ def jupyter_options(parser: argparse.ArgumentParser) -> None:
     request.options(parser)
     parser.epilog = "after --: more arguments of jupyter-lab"
     add = parser.add_argument
-    add("--job", metavar="ID", help="say again how to reach the JupyterLab of a job that runs")
+    add("--job", metavar="ID", help="print again how to reach the JupyterLab of a running job")
     add(
         "--local-port",
         type=at_least(1, 65535),

@@ -418,7 +418,7 @@ GROUP = Group(
         ),
         Command(
             "log",
-            "Print the end of a job's log; with -f what comes, until the job ends.",
+            "Print the end of a job's log; with -f, follow it until the job ends.",
             "hpcdl job log -f 4711",
             queued.log,
             queued.log_options,

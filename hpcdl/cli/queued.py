@@ -95,7 +95,7 @@ def log_options(parser: argparse.ArgumentParser) -> None:
         "-f",
         "--follow",
         action="store_true",
-        help="print what comes until the job ends, across requeues",
+        help="follow the log until the job ends, across requeues",
     )
 
 

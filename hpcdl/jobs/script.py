@@ -172,9 +172,11 @@ def _check_setup(setup: tuple[str, ...]) -> None:
     with suppress(MissingPrerequisite):
         asked = run(["bash", "-O", "extglob", "-n"], stdin=group, env={"BASH_ENV": ""}, check=False)
         if not asked.ok or asked.stderr.strip():
-            said = "--setup has a line that bash cannot read, or that takes in those after it"
+            message = (
+                "--setup has a line that bash cannot parse, or that swallows the lines after it"
+            )
             hint = "end every quote, `\\` and `if` that it begins"
-            raise BadInput(said, details=[repr(line) for line in setup], hint=hint)
+            raise BadInput(message, details=[repr(line) for line in setup], hint=hint)
 
 
 def render_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> str:

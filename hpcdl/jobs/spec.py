@@ -328,7 +328,7 @@ class JobSpec:
         type="boolean",
     )
     chain: int = option(
-        "queue so many jobs; each resumes where the last one stopped",
+        "number of jobs to queue; each resumes where the last one stopped",
         1,
         free=True,
         type="integer",
@@ -398,7 +398,7 @@ class JobSpec:
         **_OF_SLURM,
     )
     nice: int | None = option(
-        "lower the job's priority by so much",
+        "lower the job's priority by this value",
         None,
         sweep=True,
         free=True,
@@ -434,8 +434,8 @@ def check_spec(spec: JobSpec) -> JobSpec:
     spec = check(spec)
     _ = spec.memory
     if spec.data and "HPCDL_DATA" in spec.environment:
-        said = "--data and --env HPCDL_DATA exclude each other: the job finds its data set by it"
-        raise BadInput(said, hint="give one of them")
+        message = "--data and --env HPCDL_DATA exclude each other: --data sets HPCDL_DATA"
+        raise BadInput(message, hint="give one of them")
     if spec.chain > 1 and is_train(spec.program) and "--fresh" in spec.program:
         raise BadInput(
             "--fresh with --chain would start over in every job of the chain",

@@ -190,8 +190,8 @@ class _Meaning:
             hint = "start it with / or a variable of the job, such as $TMPDIR"
             self.fault("'path' of 'scratch' is not an absolute path", where, hint)
         elif "$" in _VARIABLE.sub("", path) or "`" in path:
-            said = "'path' of 'scratch' has more in it for bash than names of variables"
-            self.fault(said, where, "write $NAME or ${NAME}")
+            message = "'path' of 'scratch' may hold variables, but no other bash syntax"
+            self.fault(message, where, "write $NAME or ${NAME}")
 
     def cpus(self, where: Where, nodes: Values) -> None:
         """More usable CPUs than there are."""

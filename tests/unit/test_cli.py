@@ -165,14 +165,14 @@ def test_a_group_alone_lists_its_commands(name, call):
         ("predict resnet50", "hpcdl predict --model resnet50"),
         ("predict p100 resnet50", "hpcdl predict --partition p100"),
         ("tour 3", "hpcdl tour --from 3"),
-        ("check --no-color", "error: there is no command of 'hpcdl check'"),
+        ("check --no-color", "error: 'hpcdl check' needs a command"),
         ("stack resolve --site embedded --partition gpu", "use one of: p100, v100, k80, cpu"),
     ],
 )
 def test_an_unknown_word_is_answered_with_the_nearest(line, hint, call):
     code, out, err = call(line.replace("R ", "--site embedded --no-module "))
     assert (code, out) == (2, "")
-    what = "unknown|argument|nothing|the action|there is no command|.* has no (command|partition)"
+    what = "unknown|argument|nothing|the action|.* needs a command|.* has no (command|partition)"
     assert re.match(f"error: ({what})", err)
     assert hint in err
 

@@ -213,16 +213,17 @@ def _nearest(command: str, name: str, names: Collection[str]) -> str:
 _EXCLUDING = [one for one in all_rules() if one.excludes]
 
 
-@checks(*(one.id for one in _EXCLUDING))
+@checks(*(rule.id for rule in _EXCLUDING))
 def exclusive_pairs(job: Job) -> Iterator[Hit]:
     """Options of one command that exclude each other, by the rules' own lists."""
     for _, options in job.commands_at():
-        given = {one.name: one for one in options.given if one.fact}
+        given = {option.name: option for option in options.given if option.fact}
         for rule in _EXCLUDING if len(given) > 1 else ():
             for pair in rule.excludes:
                 if all(name in given for name in pair):
                     yield at(
-                        rule.id, max((given[name] for name in pair), key=lambda one: one.start)
+                        rule.id,
+                        max((given[name] for name in pair), key=lambda option: option.start),
                     )
 
 
