@@ -99,6 +99,7 @@ def render(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> 
     """
     from hpcdl.jobs import render_script
 
+    job = _seen(job)
     return render_script(site, job, _module(site, job, modules, published=False))
 
 
@@ -110,9 +111,21 @@ def submit(site: Site, job: JobSpec, modules: tuple[str, ...] | None = None) -> 
     The same call after one that was stopped half-way finds the job of that one. `modules` are
     loaded instead of the published release's; `()` loads none.
     """
+    from hpcdl.jobs.program import check_program
     from hpcdl.jobs.submission import submit
 
-    return submit(site, job, _module(site, job, modules, published=True))
+    job = _seen(job)
+    module = _module(site, job, modules, published=True)
+    check_program(Path.cwd(), job, module)
+    return submit(site, job, module)
+
+
+def _seen(job: JobSpec) -> JobSpec:
+    """The job as the command line has it: what it names is seen from the current directory."""
+    from hpcdl.jobs.program import seen_from
+    from hpcdl.jobs.spec import check_spec
+
+    return seen_from(Path.cwd(), check_spec(job))
 
 
 def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, published: bool) -> Module:

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,16 +74,9 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     """The job that a file and the options mean; a missing partition is the site's default."""
     from hpcdl.jobs.program import seen_from
 
-    asked = build(JobSpec, {"partition": site.default_partition, **args.asked})
-    data = str(_path(asked.data)) if asked.data else None
-    asked = replace(
-        asked,
-        job_dir=_directory(asked.job_dir),
-        chdir=_directory(asked.chdir),
-        data=data,
-        container=image_of(asked.container),
+    return seen_from(
+        Path.cwd(), build(JobSpec, {"partition": site.default_partition, **args.asked})
     )
-    return seen_from(Path.cwd(), asked)
 
 
 def checked(
@@ -186,29 +178,6 @@ def _variable(text: str) -> str:
 
         return f"{name}={getpass(f'{name}: ')}"
     raise BadInput(f"--env {name!r} has no value here", hint=f"write {name}=VALUE, or export it")
-
-
-def _path(given: str | Path) -> Path:
-    """Return a path with `~` expanded: no shell expands it in a file, or in `--data=~/x`."""
-    try:
-        return Path(given).expanduser().absolute()
-    except RuntimeError as fault:
-        raise BadInput(f"{given}: there is no such user, or no home") from fault
-
-
-def _directory(given: Path | None) -> Path | None:
-    """A directory that is made or used here, so that no variable in its name is left."""
-    path = _path(given) if given else None
-    if path and (found := re.search(r"\$\{?\w+", str(given))) and not path.exists():
-        raise BadInput(f"{given}: the variable {found[0]} was not expanded", hint="write the path")
-    return path
-
-
-def image_of(given: str | None) -> str | None:
-    """A container's image, which may be a name instead of a path; jobs work elsewhere than here."""
-    if given and (given[0] in "~." or os.access(given, os.F_OK)):
-        return str(_path(given))
-    return given
 
 
 def pair(option: str, text: str, form: str) -> tuple[str, str]:

@@ -58,8 +58,8 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _plan(args: argparse.Namespace) -> Plan:
-    from hpcdl.cli.request import image_of, pair
-    from hpcdl.jobs.program import check_image
+    from hpcdl.cli.request import pair
+    from hpcdl.jobs.program import check_image, image_of
     from hpcdl.workflows.study.load import load_study, scale_of
     from hpcdl.workflows.study.study_plan import make_plan
 
@@ -67,7 +67,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     partitions = [name for name in args.partition.split(",") if name]
     form = "FRAMEWORK=PATH, such as torch=/usr/bin/python3"
     pythons = dict(pair("--python", text, form) for text in getattr(args, "python", ()))
-    image = image_of(getattr(args, "container", None))
+    image = image_of(Path.cwd(), getattr(args, "container", None))
     check_image(Path.cwd(), image)
     return make_plan(
         the_site(args), study, scale_of(study, args.scale), partitions, pythons, image or ""

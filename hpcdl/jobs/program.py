@@ -74,11 +74,35 @@ def script_index(program: Sequence[str]) -> int | None:
     return None
 
 
-def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
-    """The job with its program's own file, script and module found, where `folder` holds them.
+def _path(folder: Path, given: str | Path) -> Path:
+    """A path as the shell would have it: no shell expands what a file, or `--data=~/x`, says."""
+    try:
+        return folder / Path(given).expanduser()
+    except RuntimeError as fault:
+        raise BadInput(f"{given}: there is no such user, or no home") from fault
 
-    A bare name is looked for on PATH first, as a shell does. A script whose name holds a mark
-    of a sweep is assumed to be there.
+
+def _directory(folder: Path, given: Path | None) -> Path | None:
+    """A directory that is made or used here, so that no variable in its name is left."""
+    path = _path(folder, given) if given else None
+    if path and (found := re.search(r"\$\{?\w+", str(given))) and not path.exists():
+        raise BadInput(f"{given}: the variable {found[0]} was not expanded", hint="write the path")
+    return path
+
+
+def image_of(folder: Path, given: str | None) -> str | None:
+    """A container's image, which may be a name instead of a path; jobs work elsewhere than here."""
+    if given and (given[0] in "~." or _is_there(folder / given)):
+        return str(_path(folder, given))
+    return given
+
+
+def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
+    """The job with all that it names found, as a shell in `folder` does: the job works elsewhere.
+
+    Directories, data set and image become absolute, and of the program what `folder` holds: its
+    own file, its script and its module. A bare name is looked for on PATH first, as a shell does;
+    a script whose name holds a mark of a sweep is assumed to be there.
     """
     argv = list(spec.program)
     folders: list[Path] = []
@@ -109,9 +133,13 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     return replace(
         spec,
         program=tuple(argv),
-        python_path=folder if here and spec.chdir is None else None,
-        files=tuple(dict.fromkeys(folders)),
-        traps=any(b"USR2" in text for _, text in _shell_scripts(argv)),
+        job_dir=_directory(folder, spec.job_dir),
+        chdir=_directory(folder, spec.chdir),
+        data=str(_path(folder, spec.data)) if spec.data else None,
+        container=image_of(folder, spec.container),
+        python_path=spec.python_path or (folder if here and spec.chdir is None else None),
+        files=tuple(dict.fromkeys((*spec.files, *folders))),
+        traps=spec.traps or any(b"USR2" in text for _, text in _shell_scripts(argv)),
     )
 
 

@@ -135,6 +135,35 @@ def test_lists_and_either_form_of_a_path_are_taken():
     assert api.render(site, one).text == api.render(site, other).text
 
 
+def test_python_and_the_command_line_see_the_same_files(tmp_path, monkeypatch, hpcdl):
+    """What is named from here is not there where the job works."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("train.py", "mine.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "d").mkdir()
+    site = api.load_site("pi")
+    line = ["job", "render", "--site", "pi", "--partition", "p100", "--no-module"]
+    for fields, options in (
+        ({"job_dir": Path("j"), "data": "d"}, ["--job-dir=j", "--data=d"]),
+        ({"chdir": "~/d"}, ["--chdir=~/d"]),
+        ({"program": ("python", "-m", "mine")}, []),
+    ):
+        job = api.JobSpec("p100", **{"program": ("python", "train.py"), **fields})
+        text = api.render(site, job, ()).text
+        assert text == hpcdl(*line, *options, "--", *job.program).out
+        assert all(
+            f"{tmp_path}/{Path(one).name}" in text for one in fields.values() if one != job.program
+        )
+        assert str(tmp_path) in text
+    with pytest.raises(api.Fault, match="was not expanded"):
+        api.render(site, api.JobSpec("p100", job_dir=Path("$SCRATCH/x")), ())
+    for program in (("python", "none.py"), ("./none",), ("cat", "train.py")):
+        with pytest.raises(api.Fault, match=r"there is no|is in the current directory"):
+            api.submit(site, api.JobSpec("p100", program=program), ())
+    assert not list(tmp_path.glob("**/job.sh"))
+
+
 def test_modules_of_one_s_own_none_and_those_of_a_gpu_model_are_loaded(tmp_path, monkeypatch):
     site, job = api.load_site("pi"), api.JobSpec("p100", gpus=1, program=("true",))
     lines = {
