@@ -111,6 +111,8 @@ class Parser(argparse.ArgumentParser):
         """As argparse, but reject empty values: usually an unset shell variable."""
         if "" in words:
             raise argparse.ArgumentError(action, _EMPTY)
+        if action.option_strings and words == ["--"]:  # argparse would take it for no value
+            raise argparse.ArgumentError(action, "expected one argument")
         return super()._get_values(action, words)
 
     def error(self, message: str) -> NoReturn:

@@ -84,6 +84,8 @@ def _check(version: str, name: str, value: str | None) -> None:
     if len(words) == 2 and words[0] in options:
         message = f"--sbatch '{name}' has a blank for the '='"
         raise BadInput(message, hint=f"write --sbatch {words[0]}={words[1]}")
+    if name.startswith("-") and (hint := as_ours(name)):
+        raise BadInput(f"--sbatch takes long names of options, not '{name}'", hint=hint)
     if name not in options:
         choices = sorted(options.keys() - answers("own").keys())
         message = f"sbatch of Slurm {release} has no option {name!r}"
