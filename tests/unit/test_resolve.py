@@ -197,7 +197,7 @@ def from_wheels(pins):
             (ask, pins, words)
             for ask in (by_spack, from_wheels)
             for pins, words in [
-                ({"tensorflow": "2.81"}, "which is no version"),
+                ({"tensorflow": "2.81"}, "which is not listed"),
                 ({"tensorflo": "2.18"}, "no component of a stack"),
             ]
         ),

@@ -73,7 +73,7 @@ def test_a_pin_chooses_an_older_one(pin):
 
 
 def test_a_pin_is_no_prefix_of_digits():
-    with pytest.raises(BadInput, match=r"TensorFlow 2\.1, which is no version"):
+    with pytest.raises(BadInput, match=r"TensorFlow 2\.1, which is not listed"):
         cpu(tensorflow="2.1")
 
 
