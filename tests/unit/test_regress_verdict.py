@@ -246,7 +246,7 @@ def test_every_other_ending_is_a_failure_with_its_state(state, word):
 
 
 def test_a_job_that_slurm_forgot_or_queued_again_is_a_failure():
-    assert "does not know" in str(fault_of(None))
+    assert "has no record of the job" in str(fault_of(None))
     again = str(fault_of(record("PENDING", restarts=1), was_on="p100-02"))
     assert "node lost" in again
     assert "after it ran on p100-02" in again
