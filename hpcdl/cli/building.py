@@ -185,7 +185,11 @@ def _would_build(
     faults = [*filter(None, lacks), *(one.fault for one in blocked)]
     if not faults:
         return ExitCode.OK
-    return ExitCode.PARTLY if None in lacks else faults[0].exit_code
+    if None in lacks:
+        return ExitCode.PARTLY
+    print("error: nothing can be built on this machine", file=sys.stderr)
+    print("help: the plan says what is missing, and how to get it", file=sys.stderr)
+    return faults[0].exit_code
 
 
 def _built(

@@ -128,3 +128,10 @@ def test_planning_is_linear_in_the_partitions(monkeypatch, count, budget):
     modules = modules_by_partition(site)
     assert time.process_time() - start < budget
     assert set(modules.values()) == {Module(("tensorflow",))}, "no job script resolves a stack"
+
+
+def test_a_plan_of_which_nothing_can_be_built_ends_with_an_error(hpcdl, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    done = hpcdl("stack", "build", "--site", "embedded", "--dry-run", code=3)
+    assert "Debian and Ubuntu: apt install" in done.out
+    assert done.err.startswith("error: nothing can be built on this machine\nhelp: ")
