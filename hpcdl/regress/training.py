@@ -266,6 +266,6 @@ def resume_faults(measured: Measured) -> list[JobFault]:
     early = losses(measured)[:10]
     if not early or not mean(early) < 0.7 * _NO_IDEA:
         loss = mean(early) if early else math.nan
-        text = f"the checkpoint was not used: the loss after it is {loss:.4g}"
+        text = f"the checkpoint lacks what was learnt: the loss after it is {loss:.4g}"
         faults.append(JobFault(FaultKind.LOSS, text, "loss", wanted=0.7 * _NO_IDEA, got=loss))
     return faults

@@ -216,8 +216,8 @@ def test_a_loss_curve_outside_its_band_is_a_fault(curve):
     [
         ({}, ""),
         ({"samples": {"first_step": 0, "loss": [0.2] * 20}}, "began at step 0"),
-        ({"samples": {"first_step": 200, "loss": [2.3] * 20}}, "learnt is lost"),
-        ({"samples": {"first_step": 200, "loss": []}}, "learnt is lost"),
+        ({"samples": {"first_step": 200, "loss": [2.3] * 20}}, "what was learnt"),
+        ({"samples": {"first_step": 200, "loss": []}}, "what was learnt"),
         ({"steps": {"done": 300, "planned": 500}}, "300 of 500 steps"),
         ({"steps": {}}, "0 of 0 steps"),
     ],

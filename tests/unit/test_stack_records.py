@@ -90,7 +90,7 @@ def test_hpcdl_s_own_waiver_is_dated_owned_and_true_of_the_recipe(site):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"weakness": "CVE-2024-1019"}, "no vulnerability"),
+        ({"weakness": "CVE-2024-1019"}, "unknown vulnerability"),
         ({"because": "no"}, "--because"),
         ({"because": "line one\nline two of the reason"}, "--because"),
         ({"owner": " "}, "--owner"),
