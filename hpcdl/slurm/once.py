@@ -33,6 +33,8 @@ _NOT_SENT = (
 _TOKEN = re.compile(r"(hpcdl-[0-9a-f]{32})(?:\.sh)?\s*\Z")
 _LATE_SECONDS = 10.0
 _KILLED = 128
+# How sbatch ends for an option whose value it cannot read, such as --mail-type=x: nothing is sent.
+_BAD_OPTION = 255
 SETTLED_SECONDS = 600.0
 """Seconds after which a submission that Slurm has no record of will never be queued.
 
@@ -93,7 +95,7 @@ def _sbatch(script: Path, options: Sequence[str], token: str) -> int:
     if answer.ok:
         with suppress(ValueError):  # the answer has a line of another program
             return parse.job_id(answer.stdout)
-    elif 0 < answer.exit_code < _KILLED:
+    elif 0 < answer.exit_code < _KILLED or answer.exit_code == _BAD_OPTION:
         refuse(answer, "Slurm did not take this job")
     raise unconfirmed((answer.stderr or answer.stdout).splitlines()[-3:])
 

@@ -275,3 +275,18 @@ def test_chance_is_as_wide_as_the_widest_bound_of_a_reference():
     assert (CLUSTER.margin, CLUSTER.serial) == (0.0, False)
     assert (SINGLE_NODE.margin, SINGLE_NODE.serial) == (WIDEST, True)
     assert list(PROFILES) == ["cluster", "single-node"]
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(1, BadInput), (255, BadInput), (137, once.Unconfirmed)]
+)
+def test_what_sbatch_itself_cannot_read_is_refused_and_not_unconfirmed(
+    command, tmp_path, monkeypatch, code, kind
+):
+    """It ends with 255 for `--mail-type=x`, before anything is sent; 128 + n is a signal's."""
+    command("sbatch", f"echo 'sbatch: error: Invalid --mail-type' >&2; exit {code}")
+    monkeypatch.setattr(once, "by_token", lambda tokens: {})
+    monkeypatch.setattr(once, "_LATE_SECONDS", 0)
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n")
+    with pytest.raises(kind):
+        once.submit(tmp_path / "job.sh", (), token=once.new_token())
