@@ -17,6 +17,7 @@ from hpcdl.train.options import TrainOptions, facts_of, global_batch, make_numbe
 from hpcdl.train.result import Samples, base_of, summarize
 from hpcdl.train.run_record import layout_of, versions_of
 from hpcdl.train.startup import StartupClock, this_place
+from hpcdl.train.train_report import Reporter
 
 
 class Job:
@@ -36,6 +37,7 @@ class Job:
         self.recipe = ModelRecipe(self.options.model, self.source.spec, self.source.classes)
         self.workers, self.samples = workers, Samples()
         self.folder: Path = self.options.folder
+        self.reporter = Reporter(self.folder, self.numbers.steps, silent=worker != 0)
 
     def loss_of(self, model: tf.keras.Model) -> tf.keras.losses.Loss:
         """Return the loss that fits the model's last activation and the labels."""
@@ -66,6 +68,8 @@ class Job:
         compute = max(0.0, seconds - sum(parts.values()))
         batch = self.numbers.global_batch
         self.samples.add(batch, loss, seconds=seconds, compute=compute, **parts)
+        done = len(self.samples.loss)
+        self.reporter.step(done, self.numbers.position(done - 1)[0], loss, batch)
 
     def write(
         self, strategy: str, parameters: int, metrics: dict[str, float], **more: object

@@ -8,7 +8,7 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 from statistics import median
@@ -184,10 +184,26 @@ def _findings(question: _Question, series: Series) -> list[Finding]:
     run = question.history.newest(series, question.newest[series])
     found = []
     if not question.is_over(series):
-        found += [finding for result in run for finding in _of_last(question, series, result)]
+        found += [
+            finding for result in _by_reason(run) for finding in _of_last(question, series, result)
+        ]
     if series.metric and better_of(series.unit, run[-1].low, run[-1].high, run[-1].better):
         found += _of_history(question, series, run)
     return list(dict.fromkeys(found))
+
+
+def _by_reason(run: Sequence[Result]) -> list[Result]:
+    """Return one result for those of several nodes that failed for the same reason.
+
+    A check that is measured again on other nodes has a result for each; its verdict is one.
+    """
+    grouped: dict[tuple[str, str], list[Result]] = {}
+    for result in run:
+        grouped.setdefault((result.status, result.reason), []).append(result)
+    return [
+        replace(results[0], nodes=",".join(sorted({result.nodes for result in results})))
+        for results in grouped.values()
+    ]
 
 
 def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]:

@@ -47,7 +47,7 @@ class Scores(tf.keras.callbacks.Callback):  # type: ignore[misc]
         fitting = self._training.fitting
         if logs is None:
             return
-        if fitting.ranks.size > 1 and fitting.callbacks:
+        if fitting.ranks.size > 1 and fitting.has_callbacks:
             logs.update(_merged(fitting))
         if not self._validates:
             return
@@ -131,7 +131,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agree on the end that a callback wants; save after callbacks have changed things."""
         training, ranks = self._training, self._fitting.ranks
-        if self._fitting.callbacks and ranks.size > 1:
+        if self._fitting.has_callbacks and ranks.size > 1:
             wants = np.array([float(self.model.stop_training)])
             self.model.stop_training = bool(ranks.sum_on_host(wants)[0])
         every = self._fitting.numbers.checkpoint_every
@@ -148,7 +148,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._training.step_number % per_epoch.steps_per_epoch == 0
         )
         wanted = every and self._training.step_number % every == 0
-        return bool(wanted and not (at_end and self._fitting.callbacks))
+        return bool(wanted and not (at_end and self._fitting.has_callbacks))
 
     def _note(self, steps: Any, losses: list[float], called: float, saved: float) -> None:
         """Keep the samples: the time between the steps of a call is shared among them."""

@@ -57,6 +57,15 @@ class Fitting:
     fused: int = 0
 
     @property
+    def has_callbacks(self) -> bool:
+        """Whether the user asked for callbacks: the same answer on all ranks.
+
+        `callbacks` itself differs, as those that write files are made on rank 0 only. Decided by
+        it, rank 0 once merged its scores with ranks that were in the next step already.
+        """
+        return bool(self.options.callback)
+
+    @property
     def variables(self) -> list[Any]:
         """All that training changes: weights first, then random states, then the optimizer's."""
         own = [*self.model.weights, *random_states(self.model), *optimizer_variables(self.model)]

@@ -31,8 +31,9 @@ def train(argv: list[str] | None, signals: StopSignals) -> int:
     place = startup.this_place()
     options = TrainOptions()
     try:
-        signals.preparation_begins()
+        # Parsed first: a run that a signal stops at once leaves its result where --job-dir says.
         options = parse(sys.argv[1:] if argv is None else argv)
+        signals.preparation_begins()
         run = prepare(options, place, clock, signals)
         code = run.go()
         signals.ended()

@@ -138,7 +138,7 @@ class RankRun:
         """Train to the end, with the last checkpoint on disk; `completed`, or how it was left."""
         fitting = training.fitting
         callbacks = [
-            Scores(training, validates=bool(fitting.callbacks)),
+            Scores(training, validates=fitting.has_callbacks),
             *fitting.callbacks,
             FirstStep(self.clock, training.reporter),
             Steps(training),

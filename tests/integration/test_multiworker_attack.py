@@ -42,7 +42,8 @@ class Running:
 
     def __init__(self, jobs, cluster, digits, release):
         self.cluster, self.python = cluster, release.root / "stack/bin/python"
-        train = ["hpcdl", "train", *options(digits, 100_000)]
+        program = Path(__file__).parents[2] / "examples/strategies/multiworker.py"
+        train = ["python", str(program), *options(digits, 100_000)]
         self.answer = jobs.submit(
             "--nodes",
             "2",

@@ -57,6 +57,8 @@ TWO_RANKS = (
     "xla",
     "earlystopping on val_loss",
     "reducelronplateau",
+    "csvlogger",
+    "modelcheckpoint",
     "labels that are fractions",
     "reshuffled pipeline",
     "batch normalisation over all ranks",
