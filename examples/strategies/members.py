@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,14 @@ import tensorflow as tf
 from hpcdl.train.options import parse
 
 Cluster = dict[str, list[str]]
+RESTARTS = 20  # of all members of a rank; a port that is taken would go on for ever
+
+
+def alone() -> dict[str, Cluster]:
+    """Return what TF_CONFIG says of one worker, on a port that nobody has."""
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        return {"cluster": {"worker": [f"localhost:{taken.getsockname()[1]}"]}}
 
 
 def start(cluster: Cluster, kind: str, index: int) -> subprocess.Popen[bytes]:
@@ -35,14 +44,19 @@ def lead(workers: list[str], rank: int) -> int:
     done = folder / f".parameter-server-{'-'.join(start_of_job)}"
     if "SLURM_JOB_ID" not in os.environ:
         done.unlink(missing_ok=True)
+    restarts = 0
     try:
         while not done.exists():
+            if restarts > RESTARTS:
+                print("a member ends each time it is started: see its lines above", file=sys.stderr)
+                return 1
             for (kind, index), process in members.items():
                 if kind == "chief" and process.poll() in {0, 1}:
                     done.write_text(str(process.returncode))
                 elif process.poll() is not None:
                     print(f"{kind} {index} has ended: started again", file=sys.stderr)
                     members[kind, index] = start(cluster, kind, index)
+                    restarts += 1
             time.sleep(0.2)
         return int(done.read_text() or 0)
     finally:

@@ -16,7 +16,7 @@ from collections import deque
 
 import tensorflow as tf
 from common import Job, host_of
-from members import Cluster, lead, serve
+from members import Cluster, alone, lead, serve
 
 from hpcdl.train.models import parameters_of
 
@@ -87,9 +87,7 @@ def chief(cluster: Cluster) -> None:
 
 def main() -> int:
     """Lead this rank's members, or be one."""
-    config = json.loads(
-        os.environ.get("TF_CONFIG") or '{"cluster": {"worker": ["localhost:21000"]}}'
-    )
+    config = json.loads(os.environ.get("TF_CONFIG") or "null") or alone()
     cluster, task = config["cluster"], config.get("task", {"type": "worker", "index": 0})
     if "ps" not in cluster:
         return lead(cluster["worker"], task["index"])

@@ -145,7 +145,13 @@ def test_another_way_to_go_parallel_learns_and_leaves_a_result(runs, name, ranks
         together(runs, command, env, ranks)
     else:
         done = subprocess.run(
-            command, cwd=runs.folder, env=env, capture_output=True, text=True, check=False
+            command,
+            cwd=runs.folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr[-3000:]
     record = RESULT.read(runs.folder / "job" / "result.json")
