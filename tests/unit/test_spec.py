@@ -236,7 +236,7 @@ def test_options_become_directives_that_sbatch_reads_as_they_were_meant(asked, d
         (["hetjob"], "sets this itself", "written by hand"),
         (["container-image=x"], "sets this itself", "use --container"),
         (["mail-typ=END"], "no option 'mail-typ'", "did you mean 'mail-type'?"),
-        (["-w n1"], "no option '-w n1'", ""),
+        (["-w n1"], "takes long names of options, not '-w n1'", "nodelist"),
         (["prefer=x"], "no option 'prefer'", ""),
         (["hold=yes"], "takes no value", "write --sbatch hold"),
         (["comment=a\nb"], "no directive can hold", ""),
