@@ -140,5 +140,7 @@ def script(machine, program, **spec):
     site = load_site(machine.state.site_file)
     # Jobs of all releases run at once, and have the same numbers.
     site = replace(site, paths=replace(site.paths, work=machine.folder / "work"))
-    asked = {"partition": "cpu", "preflight": False, **spec}
+    # Of a Slurm without PMI, ranks that know nothing of MPI can be started all the same.
+    launcher = "torch" if site.slurm.mpi == "none" else "horovod"
+    asked = {"partition": "cpu", "preflight": False, "launcher": launcher, **spec}
     return render_script(site, JobSpec(program=tuple(program), **asked), Module(())).text

@@ -29,7 +29,7 @@ class Shape:
 
 
 SHAPES = {
-    "CPU only": Shape("--partition cpu", 1, 1, 16, 0, "none"),
+    "CPU only": Shape("--partition cpu", 1, 1, 1, 0, "none"),
     "CPUs, 2 nodes x 4": Shape("--partition cpu --nodes 2 --tasks-per-node 4", 2, 4, 4, 0, "none"),
     "1 GPU": Shape("--gpus 1", 1, 1, 4, 1, r"\d"),
     "part of a node": Shape("--gpus 2", 1, 2, 4, 2, r"\d,\d"),
@@ -59,7 +59,18 @@ def layout_jobs(machines):
             for name, shape in SHAPES.items():
                 if form == "gres" and not shape.gpus:
                     continue
-                words = [*shape.words.split(), "--site", str(site), "--", "sh", "-c", PROBE]
+                # Ranks that know nothing of MPI: not each of these Slurms has PMI.
+                launcher = [] if "--launcher" in shape.words else ["--launcher", "torch"]
+                words = [
+                    *shape.words.split(),
+                    *launcher,
+                    "--site",
+                    str(site),
+                    "--",
+                    "sh",
+                    "-c",
+                    PROBE,
+                ]
                 probe[machine.name, form, name] = machine.submit(render(machine, *words))
     return probe
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.limits import cluster_of, limits_of
 from hpcdl.jobs.lint import lint
 from hpcdl.site import load_site
 from hpcdl.slurm.rules import SlurmRelease, Span, rule
@@ -478,7 +478,7 @@ def test_lint_finds_it_there(machine, name):
     version = machine.release
     site = load_site(machine.state.site_file)
     where = {
-        "partition": site.partition("p100" if case.gpus else "cpu"),
+        "partition": limits_of(site.partition("p100" if case.gpus else "cpu")),
         "cluster": cluster_of(site),
     }
     found = {one.rule.id for one in lint(case.script, name="job.sh", version=version, **where)}
