@@ -425,7 +425,7 @@ CASES = {
     "16 are megabytes": Case(
         "memory-unit",
         "--mem=16",
-        "scontrol show job -o $SLURM_JOB_ID",
+        "python3 --version; scontrol show job -o $SLURM_JOB_ID",
         "MinMemoryNode=16M",
         gpus=False,
     ),
