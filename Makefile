@@ -9,7 +9,7 @@ PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # `make down` finds the cluster of `make demo` by this.
 down clean: export HPCDL_SITE ?= embedded
 
-.PHONY: help demo down test test-fast test-matrix test-gpu-build test-lowest test-reframe test-long drill bench lint docs site man pictures golden wheel release venv system clean
+.PHONY: help demo down test test-fast test-matrix test-gpu-build test-lowest test-reframe test-long drill bench lint audit docs site man pictures golden wheel release venv system clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -59,6 +59,12 @@ lint: venv  ## ruff and mypy --strict
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+
+audit: venv  ## bandit, pip-audit and shellcheck: our code, what is installed, scripts
+	@$(BIN)/uvx bandit -q -ll -r hpcdl examples modulefiles reframe_checks spack templates tools
+	@$(BIN)/uvx pip-audit --progress-spinner off --path $(wildcard $(VENV)/lib/python3*/site-packages)
+	@shellcheck tools/*.sh .ci/run
+	$(PYTEST) -q -k shellcheck tests/golden
 
 docs: venv  ## write the generated pages: site file, job file, exit codes, commands, rules
 	$(BIN)/python -m tools.docs

@@ -113,7 +113,7 @@ def script(shell: str, names: Names = _NONE) -> str:
 
     if shell == "fish":
         return "\n".join([_FISH, *fish(whole_parser(names), "hpcdl")])
-    text: str = shtab.complete(whole_parser(names), shell=shell)
+    text: str = shtab.complete(whole_parser(names), shell)
     # In zsh a file that is sourced registers, as one that is evaluated does.
     return text.replace("$zsh_eval_context[-1] == eval ", "$zsh_eval_context[-1] == (eval|file) ")
 

@@ -32,7 +32,7 @@ def load(name: str) -> Any:
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     with path(name).open(encoding="utf-8") as file:
-        content = yaml.load(file, Loader=loader)  # noqa: S506 - a safe loader, our own file
+        content = yaml.load(file, Loader=loader)  # noqa: S506 - a safe loader, our own file  # nosec B506
     table = rows_path(name)
     if table.exists():
         numbers = set(content["numbers"])

@@ -174,7 +174,7 @@ class History:
     def results(self, since: str = "") -> Iterator[Result]:
         """Results from a time on, oldest first."""
         cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time BETWEEN ? AND ? ORDER BY time",  # noqa: S608
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time BETWEEN ? AND ? ORDER BY time",  # noqa: S608  # nosec B608
             (since, self._until),
         )
         return map(_result, cursor)
@@ -187,7 +187,7 @@ class History:
         # go through every result, and so would a condition on the site.
         while True:
             row = self._connection.execute(
-                f"SELECT {names} FROM results WHERE ({names}, time) > "  # noqa: S608
+                f"SELECT {names} FROM results WHERE ({names}, time) > "  # noqa: S608  # nosec B608
                 f"({', '.join('?' * len(_KEY))}, '~') AND time <= ? ORDER BY {names} LIMIT 1",
                 (*row, self._until),
             ).fetchone()
@@ -199,7 +199,7 @@ class History:
     def _of(self, series: Series, what: str, more: str = "", since: str = "") -> sqlite3.Cursor:
         """Run a query on a series' results, without those in the future."""
         return self._connection.execute(
-            f"SELECT {what} FROM results WHERE {_THIS} AND time >= ? AND time <= ? {more}",  # noqa: S608
+            f"SELECT {what} FROM results WHERE {_THIS} AND time >= ? AND time <= ? {more}",  # noqa: S608  # nosec B608
             (series.site, *series[:-1], since, self._until),
         )
 

@@ -172,7 +172,7 @@ def _build(
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder / "sources", filter="data")
         else:
-            archive.extractall(folder / "sources")  # noqa: S202 - its digest was checked
+            archive.extractall(folder / "sources")  # noqa: S202 - its digest was checked  # nosec B202
     sources = folder / "sources" / sdist.name.removesuffix(".tar.gz")
     for edit in recipe.edits:
         apply_edit(sources, edit)

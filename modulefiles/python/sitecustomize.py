@@ -81,7 +81,7 @@ def _run_the_next():
         if os.path.abspath(directory) != here and os.path.isfile(path):
             scope = {"__name__": "sitecustomize", "__file__": path}
             with open(path) as source:
-                exec(compile(source.read(), path, "exec"), scope)
+                exec(compile(source.read(), path, "exec"), scope)  # as site.py would  # nosec B102
             return
 
 
