@@ -140,6 +140,7 @@ def _singles(table: Mapping[str, Any]) -> Iterator[str]:
     """Packages that recipes pin by themselves."""
     for version in table["keras"]["wheels"]:
         yield f"keras=={version}"
+    yield from (row["wheel"] for row in facts.load("wheels")["alone"])
     for cuda, parts in facts.load("nvidia_wheels")["toolkits"].items():
         for name, version in parts.items():
             yield f"nvidia-{name}-cu{cuda.split('.')[0]}=={version}"

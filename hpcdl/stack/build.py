@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,9 +33,10 @@ from hpcdl.system.text import utc_now
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """The plan of a build. `release_id` is None until the wheels are locked.
+    """The plan of a build. `release_id` is None until wheels and compilers are known.
 
-    `partitions` are those that it serves, none meaning all; `mpi` is empty without Horovod.
+    `partitions` are those that it serves, none meaning all; `mpi` is empty without Horovod;
+    `compilers` are None where the machine has none that fit, or none are needed.
     """
 
     site: Site
@@ -45,13 +47,14 @@ class BuildPlan:
     mpi: str
     own: str
     wheelhouse: Wheelhouse | None
+    compilers: horovod.Toolchain | None = None
     modules: tuple[Mapping[str, str], ...] = ()
     """Loaded modules that the MPI comes from: the release's module loads them too."""
 
     @property
     def release_id(self) -> str | None:
         """Content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
-        if self.wheelhouse is None:
+        if self.wheelhouse is None or (self.needs_compilers and self.compilers is None):
             return None
         key = digest(
             SCHEMA,
@@ -64,22 +67,31 @@ class BuildPlan:
         )
         return f"{self.request.name}-{self.recipe.tensorflow}-{self.recipe.variant}-{key}"
 
+    @cached_property
+    def horovod_wheel(self) -> Path | None:
+        """Return Horovod's cached wheel by this machine's compilers; None if there is none."""
+        if self.recipe.horovod is None:
+            return None
+        return horovod.find_horovod(self.recipe, self.python, self.mpi, self.compilers)
+
     @property
     def horovod_key(self) -> str:
         """Return the name of Horovod's build in the cache; empty without Horovod."""
         if self.recipe.horovod is None:
             return ""
-        return horovod.horovod_folder(self.recipe, self.python, self.mpi).name
+        if self.horovod_wheel is not None:
+            return self.horovod_wheel.parent.name
+        folder = horovod.horovod_folder(self.recipe, self.python, self.mpi, self.toolchain())
+        return folder.name
 
     @property
     def needs_compilers(self) -> bool:
         """Return whether Horovod has to be compiled."""
-        with_it = self.recipe.horovod is not None
-        return with_it and horovod.find_horovod(self.recipe, self.python, self.mpi) is None
+        return self.recipe.horovod is not None and self.horovod_wheel is None
 
     def toolchain(self) -> horovod.Toolchain:
         """The compilers of this machine for it; see `horovod.find_toolchain`."""
-        return horovod.find_toolchain(self.site, self.request, self.recipe)
+        return self.compilers or horovod.find_toolchain(self.site, self.request, self.recipe)
 
     @property
     def exists(self) -> bool:
@@ -102,9 +114,7 @@ class BuildPlan:
             gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in recipe.horovod.computes)
             what = f"build Horovod {recipe.horovod.version} with {self.mpi}"
             what += f", NCCL {recipe.versions['nccl']}, for {gpus}" if gpus else ""
-            with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
-                what += f", by {self.toolchain()}"
-            steps.append(what)
+            steps.append(f"{what}, by {self.compilers}" if self.compilers else what)
         place = releases_folder(self.site) / (self.release_id or "ID")
         what = "them, Horovod" if recipe.horovod else "them"
         own = f"hpcdl {__version__} in {place}/stack (Python {self.python.version})"
@@ -194,8 +204,11 @@ def plan_wheels(
     mpi = horovod.mpi_version() if request.horovod else ""
     behind = tuple(horovod.modules_behind("mpirun")) if request.horovod else ()
     house = wheelhouse.find_wheelhouse(recipe, python)
-    own = wheelhouse.own_digest()
-    return BuildPlan(site, request, served, recipe, python, mpi, own, house, behind)
+    own, compilers = wheelhouse.own_digest(), None
+    if recipe.horovod is not None:
+        with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
+            compilers = horovod.find_toolchain(site, request, recipe)
+    return BuildPlan(site, request, served, recipe, python, mpi, own, house, compilers, behind)
 
 
 def build(plan: BuildPlan, say: Say) -> Release:
@@ -219,14 +232,15 @@ def _build(plan: BuildPlan, say: Say) -> Release:
     with build_slot(plan.site, say):
         if not plan.exists:
             with new_tree(releases_folder(plan.site) / release_id) as root:
-                _fill(plan, root, say)
+                made = _fill(plan, root, say)
                 expected = plan.expected()
-                lock = (*expected.lock, *([_lock_of_horovod(plan)] if plan.recipe.horovod else ()))
+                lock = (*expected.lock, *([_lock_of_horovod(plan, made)] if made else ()))
                 record_release(replace(expected, created=utc_now(), lock=lock))
     return read_release(plan.site, release_id)
 
 
-def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
+def _fill(plan: BuildPlan, root: Path, say: Say) -> Path | None:
+    """Make the tree of a release; returns Horovod's wheel, None without Horovod."""
     house, recipe = plan.wheelhouse, plan.recipe
     assert house is not None
     stack, log = root / "stack", wheelhouse.new_log(root.name)
@@ -238,10 +252,11 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     python = stack / "bin" / "python"
     pip = next(path for path in wheels if path.name.startswith("pip-"))
     install.install(python, wheels, pip, log)
-    added = [wheelhouse.own_wheel(python, plan.own)]
-    if recipe.horovod is not None:
-        made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, plan.toolchain, say)
-        added.insert(0, made)
+    made = plan.horovod_wheel
+    if plan.needs_compilers:
+        tools = plan.toolchain()
+        made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, tools, say)
+    added = [*([made] if made else ()), wheelhouse.own_wheel(python, plan.own)]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
     install.install(python, added, pip, log)
     for name in recipe.horovod.leave_out if recipe.horovod else ():
@@ -256,11 +271,10 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> None:
     store = cache("compiled") / f"{house.folder.name}-{plan.horovod_key}-{digest(house.lock())}"
     install.compile_bytecode(python, packages, store, log)
     install.open_to_readers(root)
+    return made
 
 
-def _lock_of_horovod(plan: BuildPlan) -> dict[str, str]:
-    wheel = horovod.find_horovod(plan.recipe, plan.python, plan.mpi)
-    assert wheel is not None
+def _lock_of_horovod(plan: BuildPlan, wheel: Path) -> dict[str, str]:
     return {
         "name": "horovod",
         "version": plan.recipe.versions["horovod"],

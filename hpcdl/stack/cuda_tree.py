@@ -19,10 +19,10 @@ from pathlib import Path, PurePosixPath
 
 from hpcdl import facts
 from hpcdl.stack.recipe import Interpreter, digest
-from hpcdl.stack.wheelhouse import Say, new_log, tools, wheels_cache
+from hpcdl.stack.wheelhouse import INDEX, Say, pip_download, tools, wheels_cache
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
-from hpcdl.system.run import module_argv, run
+from hpcdl.system.run import run
 from hpcdl.system.text import one_of
 from hpcdl.system.trust import require_private
 
@@ -130,28 +130,16 @@ def _download(cuda: str, python: Interpreter, target: Path, say: Say) -> None:
     with explain_os_errors(target):
         target.mkdir()
         write_atomic(wanted, "\n".join(lines) + "\n")
-    run(
-        [
-            *module_argv(tools(python, say) / "bin" / "python", "pip"),
-            "--disable-pip-version-check",
-            "--no-input",
-            "--no-color",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "--require-hashes",
-            "--requirement",
-            wanted,
-            "--dest",
-            target,
-        ],
-        log=new_log("cuda"),
-        timeout=_FETCH_SECONDS,
-        hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; where the "
-        "hashes differ, that one serves something else; a CUDA toolkit that is installed is used "
-        "where the stack's `cuda_home` names it",
-        tied=True,
+    pip_download(
+        tools(python, say) / "bin" / "python",
+        target,
+        "--no-deps",
+        "--require-hashes",
+        "--requirement",
+        wanted,
+        wheels=True,
+        hint=f"{INDEX}; where the hashes differ, that one serves something else; a CUDA toolkit "
+        "that is installed is used where the stack's `cuda_home` names it",
     )
 
 

@@ -3,7 +3,7 @@
 The build runs in the environment of the stack itself: it compiles against exactly the TensorFlow
 it will run with, and for GPUs it is linked with the NCCL of the stack's own wheels. Its key holds
 everything that shapes the result: Python, TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its
-GPUs; the compilers are noted beside it.
+GPUs, and the compilers: another clang or gcc builds another wheel.
 
 Device code is compiled by clang with the wheels of NVIDIA (cuda_tree.py), or by nvcc: the one of
 the stack's `cuda_home`, or where no clang fits, one that is found. All compilers of the machine are
@@ -20,7 +20,7 @@ import re
 import shlex
 import shutil
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,20 +94,30 @@ def modules_behind(program: str) -> list[dict[str, str]]:
     ]
 
 
-def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str) -> Path:
-    """Return the path of a recipe's wheel, whether or not it exists."""
+def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain) -> Path:
+    """Return the path of a recipe's wheel by these compilers, whether or not it exists."""
+    return wheelhouse.wheels_cache() / f"{_name(recipe, python, mpi)}-{digest(str(tools))}"
+
+
+def _name(recipe: Recipe, python: Interpreter, mpi: str) -> str:
     built = recipe.horovod
     assert built is not None
     key = digest(built, recipe.package, recipe.tensorflow, recipe.versions, python.minor, mpi)
-    name = f"horovod-{built.version}-tf{recipe.tensorflow}-{python.tag}-{key}"
-    return wheelhouse.wheels_cache() / name
+    return f"horovod-{built.version}-tf{recipe.tensorflow}-{python.tag}-{key}"
 
 
-def find_horovod(recipe: Recipe, python: Interpreter, mpi: str) -> Path | None:
-    """The wheel, where it has been built; see `require_as_built`."""
-    built = horovod_folder(recipe, python, mpi).glob("horovod-*.whl")
-    found = next(filter(wheelhouse.is_recorded, sorted(built)), None)
-    return found and wheelhouse.require_as_built(found)
+def find_horovod(
+    recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain | None
+) -> Path | None:
+    """The wheel, where these compilers have built it; of any where the machine has none.
+
+    See `require_as_built`.
+    """
+    folders = wheelhouse.wheels_cache().glob(f"{_name(recipe, python, mpi)}*/horovod-*.whl")
+    for wheel in sorted(filter(wheelhouse.is_recorded, folders)):
+        if tools is None or built_with(wheel) == str(tools):
+            return wheelhouse.require_as_built(wheel)
+    return None
 
 
 def built_with(wheel: Path) -> str:
@@ -117,41 +127,29 @@ def built_with(wheel: Path) -> str:
 
 
 def build_horovod(
-    recipe: Recipe,
-    python: Interpreter,
-    mpi: str,
-    environment: Path,
-    toolchain: Callable[[], Toolchain],
-    say: Say,
+    recipe: Recipe, python: Interpreter, mpi: str, environment: Path, tools: Toolchain, say: Say
 ) -> Path:
     """The wheel, built now where it is not there.
 
-    `environment` is a virtual environment that has TensorFlow, NCCL and setuptools; `toolchain` is
-    asked only where there is something to build. CommandFailed names the compiler's first complaint
-    and the log.
+    `environment` is a virtual environment that has TensorFlow, NCCL and setuptools. CommandFailed
+    names the compiler's first complaint and the log.
     """
-    found = find_horovod(recipe, python, mpi)
-    if found is not None:
-        return found
     assert recipe.horovod is not None
     packages = environment / "lib" / f"python{python.minor}" / "site-packages"
+    folder = horovod_folder(recipe, python, mpi, tools)
     with shared_lock(wheelhouse.wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
-        if find_horovod(recipe, python, mpi) is None:
-            compilers = toolchain()
-            folder = horovod_folder(recipe, python, mpi)
+        if find_horovod(recipe, python, mpi, tools) is None:
             with made_aside(folder, folder.name) as partial:
-                env = compilers.environment()
-                if compilers.clang is not None:
+                env = tools.environment()
+                if tools.clang is not None:
                     tree = cuda_tree.cuda_tree(recipe.versions["cuda"], python, say)
-                    env |= _clang_environment(compilers, tree, recipe.horovod.computes)
-                _build(
-                    recipe.horovod, environment / "bin", packages, partial, (compilers, env), say
-                )
+                    env |= _clang_environment(tools, tree, recipe.horovod.computes)
+                _build(recipe.horovod, environment / "bin", packages, partial, (tools, env), say)
                 with explain_os_errors(partial):
-                    write_atomic(partial / _COMPILERS, f"{compilers}\n")
+                    write_atomic(partial / _COMPILERS, f"{tools}\n")
                     wheelhouse.record_digest(next(partial.glob("horovod-*.whl")))
                     shutil.rmtree(partial / "sources")
-    wheel = find_horovod(recipe, python, mpi)
+    wheel = find_horovod(recipe, python, mpi, tools)
     assert wheel is not None
     return wheel
 
@@ -166,7 +164,7 @@ def _build(
 ) -> None:
     log = wheelhouse.new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
-    sdist = fetch_sdist(recipe, pip, folder, log, say)
+    sdist = fetch_sdist(recipe, programs / "python", folder, say)
     say(f"building Horovod {recipe.version} with {compilers[0]} (minutes, once; log: {log})")
     with tarfile.open(sdist) as archive:
         if hasattr(tarfile, "data_filter"):
@@ -230,31 +228,20 @@ def first_complaint(log: Path) -> str:
     return ""
 
 
-def fetch_sdist(
-    recipe: HorovodRecipe, pip: list[str | Path], folder: Path, log: Path, say: Say
-) -> Path:
+def fetch_sdist(recipe: HorovodRecipe, python: Path, folder: Path, say: Say) -> Path:
     """The sdist, fetched by pip, which compares its digest before it runs anything of it."""
     say(f"fetching Horovod {recipe.version}'s sources")
     wanted = folder / "wanted.txt"
     write_atomic(wanted, f"horovod=={recipe.version} --hash=sha256:{recipe.sha256}\n")
-    run(
-        [
-            *pip,
-            "download",
-            "--no-deps",
-            "--no-build-isolation",
-            "--no-binary",
-            ":all:",
-            "--require-hashes",
-            "--requirement",
-            wanted,
-            "--dest",
-            folder,
-        ],
-        log=log,
-        hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; where the "
-        "hashes differ, that one serves something else",
-        tied=True,
+    wheelhouse.pip_download(
+        python,
+        folder,
+        "--no-deps",
+        "--no-build-isolation",
+        "--require-hashes",
+        "--requirement",
+        wanted,
+        wheels=False,
     )
     wanted.unlink()
     return folder / recipe.sdist

@@ -66,8 +66,9 @@ class Recipe:
     `variant` is `cpu` or such as `cuda12.9-sm60-sm70`; `python` such as `3.11`; `versions` are
     those of Horovod, Keras, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is None
     without it, for tf.distribute. `environment` is what the module sets (`{packages}` stands for
-    Python's site-packages); `packages` are requirements that the site adds; `fetch_gb` and
-    `tree_gb` say how much is fetched and how large the tree gets.
+    Python's site-packages); `packages` are requirements that the site adds, `alone` wheels that
+    are fetched without what they ask for; `fetch_gb` and `tree_gb` say how much is fetched and how
+    large the tree gets.
     """
 
     tensorflow: str
@@ -84,6 +85,7 @@ class Recipe:
     versions: Mapping[str, str]
     environment: Mapping[str, str]
     packages: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -189,6 +191,11 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         versions={name: versions[name] for name in parts if name in versions},
         environment=facts.load("nvidia_wheels")["environment"] if computes else {},
         packages=request.packages,
+        alone=tuple(
+            row["wheel"]
+            for row in table["alone"]
+            if all(condition.holds(versions) for condition in conditions(row["when"]))
+        ),
     )
 
 

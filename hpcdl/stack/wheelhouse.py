@@ -42,6 +42,7 @@ from hpcdl.system.trust import require_no_stranger, require_private
 Say = Callable[[str], None]
 MACHINE = "x86_64"
 """Whose wheels the facts have."""
+INDEX = "pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL"
 _FETCH_SECONDS = 3600
 _RECORD = "sha256.txt"
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -142,7 +143,8 @@ def digest_of(file: str) -> str | None:
 
 def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:
     """Return the directory of a recipe's wheelhouse, whether or not it exists."""
-    key = digest(recipe.requirements, python.minor, pins(recipe.tensorflow, python.minor))
+    beside = pins(recipe.tensorflow, python.minor)
+    key = digest(recipe.requirements, recipe.alone, python.minor, beside)
     return wheels_cache() / f"{recipe.package}-{recipe.tensorflow}-{python.tag}-{key}"
 
 
@@ -228,26 +230,39 @@ def _download(recipe: Recipe, python: Interpreter, program: Path, target: Path, 
     constraints = target / "constraints.txt"
     with explain_os_errors(target):
         constraints.write_text("".join(f"{one}\n" for one in beside))
+    needs: list[str | Path] = ["--constraint", constraints, *recipe.requirements]
+    hint = (
+        f"{INDEX}; what `packages:` in site.yaml asks for must have wheels and agree with "
+        f"{recipe.package} {recipe.tensorflow} and its dependencies"
+    )
+    pip_download(program, target, *needs, wheels=True, hint=hint)
+    if recipe.alone:
+        pip_download(program, target, "--no-deps", *recipe.alone, wheels=True, hint=hint)
+
+
+def pip_download(
+    python: Path, target: Path, *words: str | Path, wheels: bool, hint: str = ""
+) -> None:
+    """Let the pip of a Python fetch wheels, or else sources, into a directory.
+
+    CommandFailed names the log; pip refuses what has another digest than `words` say.
+    """
     run(
         [
-            *module_argv(program, "pip"),
+            *module_argv(python, "pip"),
             "--disable-pip-version-check",
             "--no-input",
             "--no-color",
             "download",
-            "--only-binary",
+            "--only-binary" if wheels else "--no-binary",
             ":all:",
             "--dest",
             target,
-            "--constraint",
-            constraints,
-            *recipe.requirements,
+            *words,
         ],
         log=new_log("fetch"),
         timeout=_FETCH_SECONDS,
-        hint="pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL; what "
-        f"`packages:` in site.yaml asks for must have wheels and agree with {recipe.package} "
-        f"{recipe.tensorflow} and its dependencies",
+        hint=hint or f"{INDEX}; where the hashes differ, that one serves something else",
         tied=True,
     )
 

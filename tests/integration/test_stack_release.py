@@ -103,7 +103,7 @@ def test_a_failed_compile_shows_its_first_error(stack_site, release, tmp_path, m
             planned.python,
             planned.mpi,
             release.prefix,
-            planned.toolchain,
+            planned.toolchain(),
             silent,
         )
     first = r"first error: /\S+/horovod/common/common\.h:\d+:9: error: .missing. was not declared"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.stack.horovod import fetch_sdist, find_horovod, horovod_folder
+from hpcdl.stack.horovod import Tool, Toolchain, fetch_sdist, find_horovod, horovod_folder
 from hpcdl.stack.recipe import Interpreter, recipe_of, running_interpreter
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import known
@@ -29,7 +29,7 @@ from hpcdl.stack.wheelhouse import (
     wheelhouse_folder,
 )
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.run import CommandFailed, module_argv
+from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site
 
 LOCK = facts.load("wheel_lock")
@@ -40,7 +40,7 @@ def recipe(*requirements):
     """The embedded site's recipe, with these requirements only where there are any."""
     site = small_site(Path("/nowhere"))
     found = recipe_of(site, find_request(site), ("cpu",))
-    return replace(found, requirements=requirements or found.requirements)
+    return replace(found, requirements=requirements or found.requirements, alone=())
 
 
 def pinned(name):
@@ -99,9 +99,9 @@ def test_nothing_of_another_sdist_runs(index, tmp_path):
         member = tarfile.TarInfo(f"{wanted.sdist.removesuffix('.tar.gz')}/setup.py")
         member.size = len(setup)
         archive.addfile(member, io.BytesIO(setup))
-    pip = module_argv(tools(running_interpreter(), silent) / "bin" / "python", "pip")
+    python = tools(running_interpreter(), silent) / "bin" / "python"
     with pytest.raises(CommandFailed, match="failed with exit code 1") as refused:
-        fetch_sdist(wanted, pip, tmp_path, tmp_path / "log", silent)
+        fetch_sdist(wanted, python, tmp_path, silent)
     assert not (tmp_path / "owned").exists()
     assert "DO NOT MATCH THE HASHES" in str(refused.value.details)
 
@@ -161,13 +161,18 @@ def _lock(folder, *wheels):
 
 def test_a_built_wheel_is_taken_only_as_it_was_built():
     python = Interpreter(Path("/usr/bin/python3"), "3.11.7")
-    made = wheel(horovod_folder(recipe(), python, MPI), "horovod", "0.28.1")
-    assert find_horovod(recipe(), python, MPI) is None, "of an hpcdl that kept no record: made anew"
+    gcc, other = (Toolchain(Tool(Path("/usr/bin/g++"), version)) for version in ("12", "13"))
+    made = wheel(horovod_folder(recipe(), python, MPI, gcc), "horovod", "0.28.1")
+    assert find_horovod(recipe(), python, MPI, None) is None, "no record of its digest: made anew"
     record_digest(made)
-    assert find_horovod(recipe(), python, MPI) == made
+    made.with_name("compilers.txt").write_text(f"{gcc}\n")
+    assert find_horovod(recipe(), python, MPI, gcc) == made
+    assert find_horovod(recipe(), python, MPI, other) is None, "another compiler, another wheel"
+    assert horovod_folder(recipe(), python, MPI, other) != made.parent
+    assert find_horovod(recipe(), python, MPI, None) == made, "a machine without compilers"
     made.write_bytes(made.read_bytes() + b"x")
     with pytest.raises(MissingPrerequisite, match="not the one that was built"):
-        find_horovod(recipe(), python, MPI)
+        find_horovod(recipe(), python, MPI, gcc)
 
 
 def test_every_tensorflow_of_the_facts_has_its_set_for_every_python_it_takes():
