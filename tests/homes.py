@@ -12,10 +12,10 @@ from dataclasses import asdict
 from os import getpid
 from pathlib import Path
 
-from hpcdl.cluster import down
 from hpcdl.cluster.identity import place
 from hpcdl.cluster.model import ProcessId
 from hpcdl.cluster.processes import alive, identify
+from hpcdl.cluster.teardown import down
 
 _PREFIX = "hpcdl-t-"
 _OWNER = "owner.json"

@@ -219,10 +219,10 @@ def commands() -> str:
         "with the next\nstep; a program goes by the exit code.\n",
         "Shell completions: `hpcdl completion bash`, `zsh` or `fish`.\n",
     ]
-    for name in GROUPS:
+    for name, what in GROUPS.items():
         entry = load_group(name)
         if isinstance(entry, Group):
-            parts.append(f"\n## `hpcdl {name}`\n\n{entry.summary[0].upper()}{entry.summary[1:]}.\n")
+            parts.append(f"\n## `hpcdl {name}`\n\n{what[0].upper()}{what[1:]}.\n")
             parts += [_command(f"hpcdl {name} {one.name}", one) for one in entry.commands]
         else:
             parts.append(_command(f"hpcdl {name}", entry, level=2))

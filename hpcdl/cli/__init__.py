@@ -173,8 +173,7 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
             raise BadInput(f"'{word}' begins with a typographic dash", hint=f"type {typed}")
     args = parser.parse_args(argv[:end])
     args.rest = argv[end + 1 :]
-    takes_rest = getattr(args, "takes_program", False) or getattr(args, "takes_files", False)
-    if args.rest and not takes_rest:
+    if args.rest and not command.rest:
         raise BadInput(f"'{prog}' takes nothing after '--'", hint="leave '--' and the rest out")
     return command.run(args)
 
@@ -191,7 +190,8 @@ def overview() -> str:
 
 def group_overview(group: Group) -> str:
     """Return the text of `hpcdl GROUP --help`: an example first, then its commands."""
-    summary = wrapped(group.summary[0].upper() + group.summary[1:] + ".")
+    summary = GROUPS[group.name]
+    summary = wrapped(f"{summary[0].upper()}{summary[1:]}.")
     return (
         f"example: {group.commands[0].example}\n\n{summary}\n\n"
         f"usage: hpcdl {group.name} COMMAND ...\n\n"

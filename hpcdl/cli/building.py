@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, show, the_site
+from hpcdl.cli.framework import command, option, show, the_site
 from hpcdl.system.amounts import positive, seconds
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
@@ -35,23 +35,23 @@ def progress_teller() -> Callable[[str], None]:
     return say
 
 
-def _concretize_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
-    parser.add_argument("--partition", metavar="NAME", help="instead: a partition of the site")
-    parser.add_argument("--render", action="store_true", help="only write the spack.yaml files")
-    parser.add_argument(
-        "--directory", metavar="DIR", help="where environments/ is (default: the checkout's)"
-    )
-    parser.add_argument(
+@command(
+    "hpcdl stack concretize p100",
+    option("environments", "such as k80 or a100 (default: all)", nargs="*"),
+    option("--partition", "NAME", "instead: a partition of the site"),
+    option("--render", "only write the spack.yaml files"),
+    option("--directory", "DIR", "where environments/ is (default: the checkout's)"),
+    option(
         "--time-limit",
+        "SECONDS",
+        "time limit of each environment (400, more under load)",
         type=seconds,
-        metavar="SECONDS",
-        help="time limit of each environment (400, more under load)",
-    )
-
-
+    ),
+    changes=True,
+)
 @terminable()
 def _concretize(args: argparse.Namespace) -> ExitCode:
+    """Render Spack environments and concretize them, with a time limit."""
     from hpcdl.stack.spack_backend import concretize as solver
 
     work = solver.plan(args.environments, args.partition, args.directory, lambda: the_site(args))
@@ -79,7 +79,6 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     wheels.add_argument(
         "--without-horovod", action="store_true", help="for tf.distribute: no compiler is needed"
     )
-    parser.set_defaults(behind="--partition")
     spack = parser.add_argument_group("with Spack")
     spack.add_argument(
         "--jobs", type=positive, metavar="COUNT", help="parallel processes (all CPUs)"
@@ -93,8 +92,10 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@command("hpcdl stack build --site embedded", _build_arguments, changes=True)
 @terminable()
 def _build(args: argparse.Namespace) -> ExitCode:
+    """Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl."""
     from hpcdl.stack.plans import Blocked, plan_stack
     from hpcdl.stack.resolve import find_request
 
@@ -207,15 +208,15 @@ def _built(
     return show(args, whole, "\n".join(lines))
 
 
-def _adopt_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "environment", metavar="ENV", help="its directory, or the name of one that Spack manages"
-    )
-    parser.add_argument("--name", metavar="STACK", help="stack of the site (default: the first)")
-
-
+@command(
+    "hpcdl stack adopt spack/environments/p100 --name pascal",
+    option("environment", "ENV", "its directory, or the name of one that Spack manages"),
+    option("--name", "STACK", "stack of the site (default: the first)"),
+    changes=True,
+)
 @terminable()
 def _adopt(args: argparse.Namespace) -> ExitCode:
+    """Make a release of an environment that Spack has installed."""
     from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
 
     plan = plan_adoption(the_site(args), args.environment, args.name)
@@ -238,17 +239,17 @@ def _of_stack(site: Site, args: argparse.Namespace) -> tuple[Path, tuple[str, ..
     return plan.work.root, (plan.environment.name,)
 
 
-def _mirror_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("environments", nargs="*", help="such as k80 or a100 (default: all)")
-    parser.add_argument("--name", metavar="STACK", help="instead: a stack of the site")
-    parser.add_argument("--directory", metavar="DIR", required=True, help="directory of the mirror")
-    parser.add_argument(
-        "--bazel-cache", metavar="DIR", help="bazel downloads to add (default: HPCDL_BAZEL_CACHE)"
-    )
-
-
+@command(
+    "hpcdl stack mirror p100 --directory /data/spack-mirror",
+    option("environments", "such as k80 or a100 (default: all)", nargs="*"),
+    option("--name", "STACK", "instead: a stack of the site"),
+    option("--directory", "DIR", "directory of the mirror", required=True),
+    option("--bazel-cache", "DIR", "bazel downloads to add (default: HPCDL_BAZEL_CACHE)"),
+    changes=True,
+)
 @terminable()
 def _mirror(args: argparse.Namespace) -> ExitCode:
+    """Download every source that Spack builds need, for sites without internet."""
     from hpcdl.stack.spack_backend.mirror import choose_environments, make_mirror, plan_mirror
 
     if args.name:
@@ -267,37 +268,4 @@ def _mirror(args: argparse.Namespace) -> ExitCode:
     return show(args, {**mirror.as_data(), "missing": []}, "\n".join(lines))
 
 
-COMMANDS = (
-    Command(
-        "concretize",
-        "Render Spack environments and concretize them, with a time limit.",
-        "hpcdl stack concretize p100",
-        _concretize,
-        _concretize_arguments,
-        changes=True,
-    ),
-    Command(
-        "build",
-        "Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl.",
-        "hpcdl stack build --site embedded",
-        _build,
-        _build_arguments,
-        changes=True,
-    ),
-    Command(
-        "adopt",
-        "Make a release of an environment that Spack has installed.",
-        "hpcdl stack adopt spack/environments/p100 --name pascal",
-        _adopt,
-        _adopt_arguments,
-        changes=True,
-    ),
-    Command(
-        "mirror",
-        "Download every source that Spack builds need, for sites without internet.",
-        "hpcdl stack mirror p100 --directory /data/spack-mirror",
-        _mirror,
-        _mirror_arguments,
-        changes=True,
-    ),
-)
+COMMANDS = (_concretize, _build, _adopt, _mirror)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli import check_history
 from hpcdl.cli.check_history import answer_of, history_option
-from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.system.files import write_atomic
@@ -100,18 +100,18 @@ def _shown(status: StatusLine) -> Progress:
     return progress
 
 
-def _list_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    "hpcdl check list --checks my_checks.py",
+    option(
         "--checks",
-        action="append",
-        default=[],
+        "PATH",
+        "file or directory of ReFrame checks instead of hpcdl's own",
         type=Path,
-        metavar="PATH",
-        help="file or directory of ReFrame checks instead of hpcdl's own",
-    )
-
-
+        many=True,
+    ),
+)
 def _list(args: argparse.Namespace) -> ExitCode:
+    """List the checks: parameters, tags, partitions that they fit, references."""
     from tempfile import TemporaryDirectory
 
     from hpcdl.regress.references import load_references
@@ -149,7 +149,12 @@ def _list(args: argparse.Namespace) -> ExitCode:
     return show(args, rows, table(cells, header) if rows else "there are no checks")
 
 
+@command(
+    "hpcdl check settings --output settings.py",
+    option("--output", "FILE", "write to FILE, not to the screen", type=Path),
+)
 def _settings(args: argparse.Namespace) -> ExitCode:
+    """Print ReFrame settings for the site."""
     from hpcdl.regress.reframe_adapter.settings import render_settings
     from hpcdl.slurm.execution import current_or_cluster
     from hpcdl.workflows.modules import modules_by_partition
@@ -163,50 +168,38 @@ def _settings(args: argparse.Namespace) -> ExitCode:
     return show(args, {"file": args.output}, text)
 
 
-def _run_options(parser: argparse.ArgumentParser) -> None:
-    _selection(parser)
-    add = parser.add_argument
-    add(
-        "--distribute",
-        action="store_true",
-        help="run single-node checks on every node; name slow nodes",
-    )
-    add(
-        "--waive",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="pass a check without a current reference",
-    )
-    history_option(parser)
-    add("--no-history", action="store_true", help="do not add the run to the history")
-    add(
+@command(
+    "hpcdl check run --partition p100 --tag smoke",
+    _selection,
+    option("--distribute", "run single-node checks on every node; name slow nodes"),
+    option("--waive", "NAME", "pass a check without a current reference", many=True),
+    history_option,
+    option("--no-history", "do not add the run to the history"),
+    option(
         "--runs",
+        "N",
+        "run every check N times; the median counts (1, and again what is suspicious)",
         type=at_least(1),
         default=1,
-        metavar="N",
-        help="run every check N times; the median counts (1, and again what is suspicious)",
-    )
-    add(
+    ),
+    option(
         "--retries",
+        "N",
+        "run what fails again, up to N times; the last run counts (default: 0)",
         type=at_least(0),
-        metavar="N",
         default=0,
-        help="run what fails again, up to N times; the last run counts (default: 0)",
-    )
-    add(
+    ),
+    option(
         "--config",
-        action="append",
-        default=[],
+        "FILE",
+        "ReFrame settings of your own beside hpcdl's, such as log handlers",
         type=Path,
-        metavar="FILE",
-        help="ReFrame settings of your own beside hpcdl's, such as log handlers; may be repeated",
-    )
-    parser.epilog = "after --: arguments of ReFrame, such as -J reservation=tests"
-    parser.set_defaults(takes_program=True, behind="--name")
-
-
+        many=True,
+    ),
+    rest="arguments of ReFrame, such as -J reservation=tests",
+)
 def _run(args: argparse.Namespace) -> ExitCode:
+    """Run checks on the cluster and print a verdict for each."""
     from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.regress.runner import as_data, run_checks
     from hpcdl.regress.show import gate_text, outcome_text
@@ -318,7 +311,9 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     add("--mail-user", default="", metavar="ADDRESS", help="scrontab: whom Slurm mails")
 
 
+@command("hpcdl check ci gitlab --output .gitlab-ci.yml", _ci_options, changes=True)
 def _ci(args: argparse.Namespace) -> ExitCode:
+    """Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard."""
     from dataclasses import fields
 
     from hpcdl.regress.ci import (
@@ -355,25 +350,22 @@ def _ci(args: argparse.Namespace) -> ExitCode:
     return show(args, {"files": written}, "\n".join(f"wrote {path}" for path in written))
 
 
-def _references_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
+@command(
+    "hpcdl check references measure --partition p100 --runs 5",
+    option(
         "action",
+        "measure; propose a change from past runs; or show",
         choices=("measure", "propose", "show"),
-        help="measure; propose a change from past runs; or show",
-    )
-    _selection(parser)
-    add("--runs", type=at_least(1), default=5, metavar="N", help="number of runs to measure (5)")
-    add("--write", action="store_true", help="propose: apply the change")
-    add(
-        "--if-missing",
-        action="store_true",
-        help="measure: only checks of --name without a reference",
-    )
-
-
+    ),
+    _selection,
+    option("--runs", "N", "number of runs to measure (5)", type=at_least(1), default=5),
+    option("--write", "propose: apply the change"),
+    option("--if-missing", "measure: only checks of --name without a reference"),
+    changes=True,
+)
 def _references(args: argparse.Namespace) -> ExitCode:
     # Options that would be ignored, or would turn slowed runs into references.
+    """Measure, propose or show the reference values that results are compared with."""
     given = {"--set": args.set}
     if args.action != "measure":
         given |= {"--tag": args.tag, "--checks": args.checks, "--if-missing": args.if_missing}
@@ -454,45 +446,12 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
 
 GROUP = Group(
     "check",
-    "nightly regression checks: runs, references, verdicts, history, gate",
     (
-        Command(
-            "run",
-            "Run checks on the cluster and print a verdict for each.",
-            "hpcdl check run --partition p100 --tag smoke",
-            _run,
-            _run_options,
-        ),
-        Command(
-            "list",
-            "List the checks: parameters, tags, partitions that they fit, references.",
-            "hpcdl check list --checks my_checks.py",
-            _list,
-            _list_options,
-        ),
-        Command(
-            "settings",
-            "Print ReFrame settings for the site.",
-            "hpcdl check settings --output settings.py",
-            _settings,
-            option("--output", type=Path, metavar="FILE", help="write to FILE, not to the screen"),
-        ),
-        Command(
-            "ci",
-            "Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard.",
-            "hpcdl check ci gitlab --output .gitlab-ci.yml",
-            _ci,
-            _ci_options,
-            changes=True,
-        ),
+        _run,
+        _list,
+        _settings,
+        _ci,
         *check_history.COMMANDS,
-        Command(
-            "references",
-            "Measure, propose or show the reference values that results are compared with.",
-            "hpcdl check references measure --partition p100 --runs 5",
-            _references,
-            _references_options,
-            changes=True,
-        ),
+        _references,
     ),
 )

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, a_day, option, show, the_site
+from hpcdl.cli.framework import a_day, command, option, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.files import write_atomic
@@ -38,7 +38,13 @@ def history_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@command(
+    "hpcdl check drift nights.csv --json",
+    option("file", "FILE", "CSV: date,value and optionally release,driver,node", type=Path),
+    site=False,
+)
 def _drift(args: argparse.Namespace) -> ExitCode:
+    """Detect lasting changes in a series of nightly values."""
     from hpcdl.regress.drift import analyse
     from hpcdl.regress.series import analysis_data, analysis_text, read_series
 
@@ -47,22 +53,17 @@ def _drift(args: argparse.Namespace) -> ExitCode:
     return show(args, analysis_data(analysis), analysis_text(analysis), ok=ok)
 
 
-def _history_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("action", choices=("show", "export", "import"), help="what to do")
-    add(
-        "files",
-        nargs="*",
-        type=Path,
-        metavar="FILE",
-        help="import: JSON lines, CSV, or run directories",
-    )
-    add("--csv", action="store_true", help="export: CSV instead of JSON lines")
-    add("--since", type=a_day, metavar="DATE", help="only results from this date on")
-    history_option(parser)
-
-
+@command(
+    "hpcdl check history export > nights.jsonl",
+    option("action", "what to do", choices=("show", "export", "import")),
+    option("files", "FILE", "import: JSON lines, CSV, or run directories", nargs="*", type=Path),
+    option("--csv", "export: CSV instead of JSON lines"),
+    option("--since", "DATE", "only results from this date on", type=a_day),
+    history_option,
+    changes=True,
+)
 def _history(args: argparse.Namespace) -> ExitCode:
+    """Show, export or import the history of results."""
     from hpcdl.regress.exchange import FORMATS
     from hpcdl.regress.history import history_path, read_history
     from hpcdl.regress.show import history_text
@@ -94,23 +95,17 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
     return ExitCode.OK
 
 
-def _gate_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--partition",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="only this partition; may be repeated",
-    )
-    add("--name", action="append", default=[], metavar="NAME", help="only this check")
-    add("--all", action="store_true", help="list every finding, not only their causes")
-    add("--notify", type=Path, metavar="FILE", help="notify the people in FILE of what has changed")
-    add("--page", type=Path, metavar="FILE", help="with --notify: a page to attach to mails")
-    history_option(parser)
-
-
+@command(
+    "hpcdl check gate --partition p100",
+    option("--partition", "NAME", "only this partition", many=True),
+    option("--name", "NAME", "only this check", many=True),
+    option("--all", "list every finding, not only their causes"),
+    option("--notify", "FILE", "notify the people in FILE of what has changed", type=Path),
+    option("--page", "FILE", "with --notify: a page to attach to mails", type=Path),
+    history_option,
+)
 def _gate(args: argparse.Namespace) -> ExitCode:
+    """Decide from the history whether a pipeline may continue: exit code 0 or 1."""
     from hpcdl.regress.notify import read_addressees, tell
     from hpcdl.regress.show import gate_text
 
@@ -130,33 +125,22 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if answer.open else ExitCode.NO
 
 
-def _report_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("folder", nargs="?", type=Path, metavar="RUN", help="run directory (default: the newest)")
-    add(
+@command(
+    "hpcdl check report --html night.html",
+    option("folder", "RUN", "run directory (default: the newest)", nargs="?", type=Path),
+    option(
         "--format",
+        "NAME",
+        "markdown (default), junit, prometheus, openmetrics, json",
         default="markdown",
-        metavar="NAME",
-        help="markdown (default), junit, prometheus, openmetrics, json",
-    )
-    add("--output", type=Path, metavar="FILE", help="write to FILE, not to the screen")
-    add(
-        "--html",
-        type=Path,
-        metavar="FILE",
-        help="write a page of verdicts, history, nodes and logs",
-    )
-    add(
-        "--nights",
-        type=at_least(1),
-        default=365,
-        metavar="N",
-        help="days of history on the page (365)",
-    )
-    history_option(parser)
-
-
+    ),
+    option("--output", "FILE", "write to FILE, not to the screen", type=Path),
+    option("--html", "FILE", "write a page of verdicts, history, nodes and logs", type=Path),
+    option("--nights", "N", "days of history on the page (365)", type=at_least(1), default=365),
+    history_option,
+)
 def _report(args: argparse.Namespace) -> ExitCode:
+    """Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON."""
     from hpcdl.regress.formats import FORMATS, read_run
 
     if args.html is not None:
@@ -211,27 +195,28 @@ def _page(args: argparse.Namespace) -> ExitCode:
     return show(args, data, f"wrote {args.html}; open it in a browser, no network needed")
 
 
-def _accept_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
+@command(
+    "hpcdl check accept 3f2a91c0 --because 'new driver' --by 'Ada'",
+    option(
         "what",
+        "SERIES|ID",
+        "finding of the gate by its id or series (default: list the accepted)",
         nargs="?",
-        metavar="SERIES|ID",
-        help="finding of the gate by its id or series (default: list the accepted)",
-    )
-    add("--because", default="", metavar="TEXT", help="the reason; recorded and shown")
-    add("--by", default="", metavar="NAME", help="who accepts it; recorded and shown")
-    add(
+    ),
+    option("--because", "TEXT", "the reason; recorded and shown", default=""),
+    option("--by", "NAME", "who accepts it; recorded and shown", default=""),
+    option(
         "--until",
+        "DATE",
+        "snooze it until this day; without --until, its level is normal from now on",
         type=a_day,
-        metavar="DATE",
-        help="snooze it until this day; without --until, its level is normal from now on",
-    )
-    add("--undo", action="store_true", help="take an acceptance back")
-    history_option(parser)
-
-
+    ),
+    option("--undo", "take an acceptance back"),
+    history_option,
+    changes=True,
+)
 def _accept(args: argparse.Namespace) -> ExitCode:
+    """Accept a finding of the gate: its level is normal now, or it is snoozed until a day."""
     from hpcdl.regress.accept import undo
 
     site = the_site(args)
@@ -264,15 +249,16 @@ def _given(args: argparse.Namespace, until: str = "") -> Acceptance:
     return Acceptance("", Series("", "", "", ""), args.by, args.because, today, until=until)
 
 
-def _retire_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("what", metavar="SERIES", help="a series, or CHECK/CASE for all its metrics")
-    add("--because", default="", metavar="TEXT", help="the reason; recorded and shown")
-    add("--by", default="", metavar="NAME", help="who retires it; recorded and shown")
-    history_option(parser)
-
-
+@command(
+    "hpcdl check retire throughput/resnet50 --because renamed --by Ada",
+    option("what", "SERIES", "a series, or CHECK/CASE for all its metrics"),
+    option("--because", "TEXT", "the reason; recorded and shown", default=""),
+    option("--by", "NAME", "who retires it; recorded and shown", default=""),
+    history_option,
+    changes=True,
+)
 def _retire(args: argparse.Namespace) -> ExitCode:
+    """Retire series that give no more results, such as of a renamed check: none is missed."""
     from hpcdl.regress.accept import retire
     from hpcdl.regress.history import read_history
 
@@ -308,56 +294,4 @@ def _list(site: Site, args: argparse.Namespace) -> ExitCode:
     return show(args, data, text if rows else "nothing is accepted")
 
 
-COMMANDS = (
-    Command(
-        "gate",
-        "Decide from the history whether a pipeline may continue: exit code 0 or 1.",
-        "hpcdl check gate --partition p100",
-        _gate,
-        _gate_options,
-    ),
-    Command(
-        "history",
-        "Show, export or import the history of results.",
-        "hpcdl check history export > nights.jsonl",
-        _history,
-        _history_options,
-        changes=True,
-    ),
-    Command(
-        "report",
-        "Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON.",
-        "hpcdl check report --html night.html",
-        _report,
-        _report_options,
-    ),
-    Command(
-        "drift",
-        "Detect lasting changes in a series of nightly values.",
-        "hpcdl check drift nights.csv --json",
-        _drift,
-        option(
-            "file",
-            type=Path,
-            metavar="FILE",
-            help="CSV: date,value and optionally release,driver,node",
-        ),
-        site=False,
-    ),
-    Command(
-        "accept",
-        "Accept a finding of the gate: its level is normal now, or it is snoozed until a day.",
-        "hpcdl check accept 3f2a91c0 --because 'new driver' --by 'Ada'",
-        _accept,
-        _accept_options,
-        changes=True,
-    ),
-    Command(
-        "retire",
-        "Retire series that give no more results, such as of a renamed check: none is missed.",
-        "hpcdl check retire throughput/resnet50 --because renamed --by Ada",
-        _retire,
-        _retire_options,
-        changes=True,
-    ),
-)
+COMMANDS = (_gate, _history, _report, _drift, _accept, _retire)

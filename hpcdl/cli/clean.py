@@ -6,7 +6,7 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, show, the_site
+from hpcdl.cli.framework import command, option, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.signals import terminable
@@ -16,29 +16,28 @@ if TYPE_CHECKING:
     from hpcdl.workflows.clean import Item
 
 
-def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+@command(
+    "hpcdl clean --dry-run",
+    option(
         "kinds",
+        "KIND",
+        "check-runs, job-index, logs, failures, job-records, leftovers, cache (default: each)",
         nargs="*",
-        metavar="KIND",
-        help="check-runs, job-index, logs, failures, job-records, leftovers, cache (default: each)",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--days",
+        "COUNT",
+        "remove what is older than this (default: the site's or kind's)",
         type=at_least(0),
-        metavar="COUNT",
-        help="remove what is older than this (default: the site's or kind's)",
-    )
-    parser.add_argument(
-        "--gb",
-        type=at_least(0),
-        metavar="COUNT",
-        help="GB to keep of each kind (default: the site's or kind's)",
-    )
-
-
+    ),
+    option(
+        "--gb", "COUNT", "GB to keep of each kind (default: the site's or kind's)", type=at_least(0)
+    ),
+    changes=True,
+)
 @terminable()
 def _clean(args: argparse.Namespace) -> ExitCode:
+    """Remove old runs, logs, records and what can be made again: nothing that is in use."""
     from hpcdl.workflows.clean import clean
 
     found = clean(the_site(args), args.kinds, days=args.days, gb=args.gb, dry_run=args.dry_run)
@@ -61,11 +60,4 @@ def _as_text(items: list[Item], dry_run: bool, verbose: bool) -> str:
     return f"{table(rows, header)}\n{summary}" if rows else summary
 
 
-COMMAND = Command(
-    "clean",
-    "Remove old runs, logs, records and what can be made again: nothing that is in use.",
-    "hpcdl clean --dry-run",
-    _clean,
-    _configure,
-    changes=True,
-)
+COMMAND = _clean

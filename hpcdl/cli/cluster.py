@@ -6,11 +6,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, Group, option, show
+from hpcdl.cli.framework import Group, command, option, show
+from hpcdl.cluster.model import MODES
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.cluster import ClusterState
+    from hpcdl.cluster.model import ClusterState
 
 
 def _say(text: str) -> None:
@@ -23,17 +24,16 @@ def _found(args: argparse.Namespace) -> ClusterState:
     return running(args.site)
 
 
-def _up_arguments(parser: argparse.ArgumentParser) -> None:
-    from hpcdl.cluster.model import MODES
-
-    add = parser.add_argument
-    add("--mode", choices=MODES, default="auto", help="how nodes are isolated")
-    add("--accounting", action="store_true", help="start slurmdbd too, for sacct")
-    add("--slurm", metavar="V", default="", help="another Slurm release, such as 24.11")
-    add("--max-nodes-per-partition", type=int, metavar="K", help="at most K nodes per partition")
-
-
+@command(
+    "hpcdl cluster up",
+    option("--mode", "how nodes are isolated", choices=MODES, default="auto"),
+    option("--accounting", "start slurmdbd too, for sacct"),
+    option("--slurm", "V", "another Slurm release, such as 24.11", default=""),
+    option("--max-nodes-per-partition", "K", "at most K nodes per partition", type=int),
+    changes=True,
+)
 def _up(args: argparse.Namespace) -> ExitCode:
+    """Start the embedded cluster; restart daemons that died."""
     from hpcdl.cluster import status
     from hpcdl.cluster.lifecycle import prepare, up
     from hpcdl.workflows.embedded import site_of
@@ -53,7 +53,11 @@ def _up(args: argparse.Namespace) -> ExitCode:
     return show(args, data, text)
 
 
+@command(
+    "hpcdl cluster down", option("--purge", "remove logs and accounting data, too"), changes=True
+)
 def _down(args: argparse.Namespace) -> ExitCode:
+    """Stop the embedded cluster and all its processes."""
     from hpcdl.cluster.teardown import down
     from hpcdl.workflows.embedded import directory_of
 
@@ -64,7 +68,9 @@ def _down(args: argparse.Namespace) -> ExitCode:
     return show(args, {"schema": 1, "directory": directory, "stopped": stopped}, text)
 
 
+@command("hpcdl cluster status")
 def _status(args: argparse.Namespace) -> ExitCode:
+    """Show daemons and nodes; exit 1 if any is down."""
     from hpcdl.cluster import status
 
     current = _found(args)
@@ -72,7 +78,9 @@ def _status(args: argparse.Namespace) -> ExitCode:
     return show(args, data, status.as_text(data), ok=data["phase"] == "ready")
 
 
+@command('eval "$(hpcdl cluster env)"')
 def _env(args: argparse.Namespace) -> ExitCode:
+    """Print shell settings that select the embedded cluster."""
     from hpcdl.cluster.state import modules, shell_exports, variables
 
     current = _found(args)
@@ -80,17 +88,18 @@ def _env(args: argparse.Namespace) -> ExitCode:
     return show(args, data, shell_exports(current), end="")
 
 
-def _node_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
+@command(
+    "hpcdl cluster node kill p100-02",
+    option(
         "action",
+        "fault to inject, or repair: heal, up",
         choices=("kill", "cut", "slow", "heal", "up"),
-        help="fault to inject, or repair: heal, up",
-    )
-    add("node", metavar="NAME", help="node, such as p100-02")
-
-
+    ),
+    option("node", "NAME", "node, such as p100-02"),
+    changes=True,
+)
 def _node(args: argparse.Namespace) -> ExitCode:
+    """Inject a fault into a node (kill, cut off its network, slow) or repair it."""
     from hpcdl.cluster.lifecycle import change
 
     current = _found(args)
@@ -103,45 +112,4 @@ def _node(args: argparse.Namespace) -> ExitCode:
     )
 
 
-GROUP = Group(
-    "cluster",
-    "the embedded cluster: a real Slurm on this machine",
-    (
-        Command(
-            "up",
-            "Start the embedded cluster; restart daemons that died.",
-            "hpcdl cluster up",
-            _up,
-            _up_arguments,
-            changes=True,
-        ),
-        Command(
-            "down",
-            "Stop the embedded cluster and all its processes.",
-            "hpcdl cluster down",
-            _down,
-            option("--purge", action="store_true", help="remove logs and accounting data, too"),
-            changes=True,
-        ),
-        Command(
-            "status",
-            "Show daemons and nodes; exit 1 if any is down.",
-            "hpcdl cluster status",
-            _status,
-        ),
-        Command(
-            "env",
-            "Print shell settings that select the embedded cluster.",
-            'eval "$(hpcdl cluster env)"',
-            _env,
-        ),
-        Command(
-            "node",
-            "Inject a fault into a node (kill, cut off its network, slow) or repair it.",
-            "hpcdl cluster node kill p100-02",
-            _node,
-            _node_arguments,
-            changes=True,
-        ),
-    ),
-)
+GROUP = Group("cluster", (_up, _down, _status, _env, _node))

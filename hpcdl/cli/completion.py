@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from hpcdl.cli import GROUPS, load_group
-from hpcdl.cli.framework import Command, Group, Parser, fill_parser, option, show, the_site
+from hpcdl.cli.framework import Command, Group, Parser, command, fill_parser, option, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
 
 Names = Mapping[str, Iterable[str]]
@@ -50,7 +50,7 @@ def whole_parser(names: Names = _NONE) -> argparse.ArgumentParser:
     rooms = parser.add_subparsers()
     for name in GROUPS:
         entry = load_group(name)
-        child = rooms.add_parser(name, help=entry.summary, allow_abbrev=False)
+        child = rooms.add_parser(name, help=GROUPS[name], allow_abbrev=False)
         if isinstance(entry, Group):
             commands = child.add_subparsers()
             for command in entry.commands:
@@ -118,15 +118,14 @@ def script(shell: str, names: Names = _NONE) -> str:
     return text.replace("$zsh_eval_context[-1] == eval ", "$zsh_eval_context[-1] == (eval|file) ")
 
 
-def _run(args: argparse.Namespace) -> ExitCode:
+@command(
+    "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
+    option("shell", "bash, zsh or fish", choices=("bash", "zsh", "fish")),
+)
+def _completion(args: argparse.Namespace) -> ExitCode:
+    """Print a completion script for the shell, with the names of the site."""
     text = script(args.shell, names_of(args))
     return show(args, {"shell": args.shell, "script": text}, text)
 
 
-COMMAND = Command(
-    "completion",
-    "Print a completion script for the shell, with the names of the site.",
-    "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
-    _run,
-    option("shell", choices=("bash", "zsh", "fish"), help="bash, zsh or fish"),
-)
+COMMAND = _completion

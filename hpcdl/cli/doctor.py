@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import argparse
 
-from hpcdl.cli.framework import Command, option, show
+from hpcdl.cli.framework import command, option, show
 from hpcdl.system.errors import ExitCode
 
 
+@command(
+    "hpcdl doctor --role login",
+    option("--role", "ROLE", "login, compute, admin or laptop (default: the demo)", default="demo"),
+)
 def _doctor(args: argparse.Namespace) -> ExitCode:
+    """Check this machine's prerequisites, or those of its role; name what is missing."""
     from hpcdl.workflows import doctor
 
     diagnosis = doctor.diagnose(args.role, args.site)
@@ -16,15 +21,4 @@ def _doctor(args: argparse.Namespace) -> ExitCode:
     return ExitCode.MISSING_PREREQUISITE if diagnosis.lacking else ExitCode.OK
 
 
-COMMAND = Command(
-    "doctor",
-    "Check this machine's prerequisites, or those of its role on a cluster; name what is missing.",
-    "hpcdl doctor --role login",
-    _doctor,
-    option(
-        "--role",
-        metavar="ROLE",
-        default="demo",
-        help="login, compute, admin or laptop (default: the demo)",
-    ),
-)
+COMMAND = _doctor

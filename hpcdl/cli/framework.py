@@ -1,4 +1,8 @@
-"""How a command is declared: a name, one example, its arguments, and one function.
+"""How a command is declared: one function, with an example and its arguments.
+
+    @command("hpcdl cluster down", option("--purge", "remove logs, too"), changes=True)
+    def _down(args: argparse.Namespace) -> ExitCode:
+        'Stop the embedded cluster and all its processes.'
 
 A file of this package per command group holds a `GROUP` (or a single `COMMAND`) and no logic:
 it turns arguments into values, calls another package, and prints what comes back. Packages are
@@ -18,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.files import as_json
 from hpcdl.system.resources import folder
-from hpcdl.system.text import did_you_mean, narrow, nearest, one_of
+from hpcdl.system.text import did_you_mean, narrow, nearest
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -28,13 +32,19 @@ Configure = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], ExitCode | int]
 
 
-def option(*names: str, **how: Any) -> Configure:
-    """The type of argparse's subparsers."""
+def option(names: str, *words: str, many: bool = False, **how: Any) -> Configure:
+    """Declare an argument: its names, apart by blanks, what its value is called, and its help.
+
+    An option without a name for its value is a switch; one of `many` may be repeated.
+    """
+    *metavar, what = words
+    switch = names.startswith("-") and not metavar and "choices" not in how
+    kind = {"action": "store_true"} if switch else {"metavar": metavar[0]} if metavar else {}
+    several = {"action": "append", "default": []} if many else {}
+    what += "; may be repeated" if many else ""
 
     def configure(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(*names, **how)
-        if "metavar" in how and names[0].startswith("-"):
-            parser.set_defaults(behind=names[-1])
+        parser.add_argument(*names.split(), **{**kind, **several, "help": what, **how})
 
     return configure
 
@@ -54,19 +64,38 @@ class Command(NamedTuple):
     summary: str
     example: str
     run: Run
-    configure: Configure = lambda _: None
+    arguments: tuple[Configure, ...] = ()
     changes: bool = False
     """Whether it changes something, and so takes --dry-run."""
     site: bool = True
     """Whether it reads the site file, and so takes --site."""
+    rest: str = ""
+    """What may follow two dashes."""
+
+    def configure(self, parser: argparse.ArgumentParser) -> None:
+        """Give a parser the command's own arguments."""
+        for add in self.arguments:
+            add(parser)
+
+
+def command(
+    example: str, *arguments: Configure, changes: bool = False, site: bool = True, rest: str = ""
+) -> Callable[[Run], Command]:
+    """Declare a function as a command, by its name; its docstring's first part is the summary."""
+
+    def declare(run: Run) -> Command:
+        summary = " ".join((run.__doc__ or "").partition("\n\n")[0].split())
+        name = run.__name__.strip("_").replace("_", "-")
+        return Command(name, summary, example, run, arguments, changes, site, rest)
+
+    return declare
 
 
 class Group(NamedTuple):
     """Commands that share a group name."""
 
     name: str
-    summary: str
-    commands: tuple[Command, ...] = ()
+    commands: tuple[Command, ...]
     default: str = ""
     """The default command, if options follow the group's name."""
 
@@ -89,6 +118,8 @@ class Parser(argparse.ArgumentParser):
         example, _, rest = rest.partition("\n\n")
         return f"{example}\n\n{usage}\n\n{rest}" if self.description else text
 
+    rest = ""
+    """What may follow two dashes."""
     _mixing = False
 
     def parse_known_args(  # type: ignore[override]
@@ -116,111 +147,78 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, words)
 
     def error(self, message: str) -> NoReturn:
-        """Print one line of what is wrong and the nearest valid name; exit 2."""
+        """Print one line of what is wrong and what to write instead; exit 2."""
         hint = f"`{self.prog} --help` shows an example"
         prefix, _, rest = message.partition("unrecognized arguments: ")
+        names = re.search(r"argument (-\S+): expected .*one argument|are required: (.*)", message)
+        choice = re.search(
+            r"argument (.*): invalid choice: '?(.*?)'? \(choose from (.*)\)", message
+        )
         if rest and not prefix:
             word = (rest.split() or [rest])[0]  # an argument may be a blank
             message = f"unknown argument '{word}'"
-            hint = (self._near(word) if word.startswith("-") else self._place(word)) or hint
+            hint = (self._option(word) if word.startswith("-") else self._place(word)) or hint
         elif message.endswith(_EMPTY):
             hint = "is a variable of the shell not set? Give a value, or leave it out"
-        elif short := re.match(r"argument (-\S+): expected .*one argument", message):
-            typed = f"write {self._typed(short[1])}; `{self.prog} --help` says what it is"
-            hint = command_hint("any", short[1]) or typed
-        elif choice := self._first_choice(message):
-            message, hint = choice
-        elif missing := message.partition("are required: ")[2]:
-            typed = " ".join(map(self._typed, missing.split(", ")))
-            hint = command_hint("any", missing) or f"write {self.prog} ... {typed}"
-        else:
-            hint = _wanted(message) or hint
-            if hint.startswith("use one of"):
-                hint += command_hint(
-                    self.prog.removeprefix("hpcdl "), message.split()[1].strip(":")
-                )
+        elif names:
+            name = names[1] or names[2]
+            typed = " ".join(map(self._typed, name.split(", ")))
+            hint = command_hint("any", name) or f"write {self.prog} ... {typed}"
+        elif choice:
+            hint = did_you_mean(choice[2], choice[3].replace("'", "").split(", "))
+            hint += command_hint(self._key, choice[1]) if hint.startswith("use one of") else ""
+        elif kind := re.search(": invalid (int|float) value: ", message):
+            hint = f"it is {command_hint('any', kind[1])}"
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
-    def _first_choice(self, message: str) -> tuple[str, str] | None:
-        """Return the message and hint if the first argument, one of a few words, is missing."""
-        name = message.partition("are required: ")[2].split(",")[0]
-        for one in self._actions:
-            if one.choices and name in (one.dest, one.metavar):
-                return f"the {name} is missing", f"say {one_of(map(str, one.choices))}"
-        return None
+    @property
+    def _key(self) -> str:
+        return self.prog.removeprefix("hpcdl ")
 
     def _typed(self, names: str) -> str:
-        """An argument as it is typed, an option with what its value is called."""
-        option = self._option_string_actions.get(name := names.split("/")[-1])
-        return f"{name} {option.metavar or 'VALUE'}" if option else name
+        """Return an argument as it is typed: an option with its value's name, or the choices."""
+        name = names.split("/")[-1]
+        for action in self._actions:
+            if name in action.option_strings:
+                return f"{name} {action.metavar or action.dest.upper()}"
+            if action.choices and name in (action.dest, action.metavar):
+                return "|".join(map(str, action.choices))
+        return name
 
-    def _near(self, word: str) -> str:
-        """Return the hint for an unknown option: the nearest known option."""
+    def _option(self, word: str) -> str:
+        """Return what to write for an unknown option: a row of the hints, or the nearest option."""
         name, options = word.split("=")[0], list(self._option_string_actions)
-        parts = set(name.strip("-").split("-"))
-        close = [flag for flag in options if flag == f"-{name}"]
-        for action in self._get_positional_actions():
-            if name == f"--{action.dest}":
-                value = action.metavar or "|".join(action.choices or [action.dest])
-                return f"write it without {name}: {self.prog} {value}"
-        if not close and (hint := self._elsewhere(name)):
-            return hint
-        close += filter(None, [nearest(name, options, cutoff=0.8)])
-        alike = {command_hint("alike", name), command_hint("alike", name[:2])}
-        close += [flag for flag in options if flag in alike]
-        here = command_hint("any", name.strip("-"))
-        if not close and (here or len(name) == 2):  # no letter is like another
+        bare, others = name.strip("-"), self.get_default("elsewhere")
+        letter = "" if name.startswith("--") else name[1:2]
+        hint = command_hint(self._key, bare) or command_hint(self._key, letter)
+        if not hint and others:
+            hint = others(name)
+        if hint and f"-{name}" not in options:
+            return str(hint)
+        alike = {f"-{name}", command_hint("alike", name), command_hint("alike", name[:2])}
+        close = [*filter(None, [nearest(name, options, 0.8)]), *(o for o in options if o in alike)]
+        if not close and (here := command_hint("any", bare)):
             return str(here)
-        close += [flag for flag in options if parts < set(flag.strip("-").split("-"))]
-        bare = {flag.strip("-"): flag for flag in options}
-        close += [bare[flag] for flag in filter(None, [nearest(name.strip("-"), bare)])]
+        longer = {flag.strip("-"): flag for flag in options if len(name) > 2}
+        close += [longer[flag] for flag in filter(None, [nearest(bare, longer)])]
         return f"did you mean '{close[0]}'?" if close else ""
 
-    def _elsewhere(self, name: str) -> str:
-        """Return the hint for an option that another command or program takes."""
-        key, others = self.prog.removeprefix("hpcdl "), self.get_default("elsewhere")
-        letter = "" if name.startswith("--") else name[1:2]
-        return (
-            command_hint(key, name.strip("-"))
-            or command_hint(key, letter)
-            or (others(name) if others else "")
-        )
-
     def _place(self, word: str) -> str:
-        """Return the hint for a misplaced argument: where it belongs."""
+        """Return where a misplaced argument belongs: behind an option, or after two dashes."""
+        options = self._option_string_actions
         site = folder("templates") / "sites" / f"{Path(word).name}.yaml"
-        described, options = word.endswith((".yaml", ".yml")), self._option_string_actions
-        if described and "--file" in options:
-            return f"name a job file behind its option: --file {word}; a site file: --site {word}"
-        if "--site" in options and (site.is_file() or described):
-            return f"name a site file behind its option: --site {word}"
+        if "--site" in options and (site.is_file() or word.endswith((".yaml", ".yml"))):
+            job = f"; a job file: --file {word}" * ("--file" in options)
+            return f"name a site file behind its option: --site {word}{job}"
         if f"--{word.partition('=')[0]}" in options:
             return f"did you mean '--{word}'?"
-        if "--over" in self._option_string_actions and "=" in word:
-            return "write all values of a key together, and each key behind its own --over: KEY=A,B"
-        if hint := command_hint(self.prog.removeprefix("hpcdl "), re.split("[=<>!]", word)[0]):
+        if hint := command_hint(self._key, re.split("[=<>!]", word)[0]):
             return str(hint)
-        if "--env" in options and re.match(r"[A-Za-z_]\w*=", word):
-            return f"give each variable its own --env: --env {word}"
-        if behind := self.get_default("behind"):
-            behind = behind(word) if callable(behind) else behind
-            behind = one if (one := command_hint("words", word)) in options else behind
-            return f"write it behind its option: {self.prog} {behind} {word}"
-        if word.isdecimal() and self.prog.startswith("hpcdl job"):
-            return f"`hpcdl job watch {word}` says how a job is, or why it waits"
-        if self.get_default("takes_program"):
-            hint = f"put the program after two dashes: {self.prog} ... -- {word} ..."
-            return hint + f"; `hpcdl job lint {word}` checks it" * word.endswith(".sh")
-        return ""
-
-
-def _wanted(message: str) -> str:
-    """Return the hint for a value that argparse refuses."""
-    if kind := re.search(": invalid (int|float) value: ", message):
-        return f"it is {command_hint('any', kind[1])}"
-    found = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)", message)
-    return did_you_mean(found[1], found[2].replace("'", "").split(", ")) if found else ""
+        if self.rest.startswith("the program"):
+            return f"put the program after two dashes: {self.prog} ... -- {word} ..."
+        takes = [name for name, one in options.items() if one.nargs != 0 and name != "--site"]
+        return f"a value follows its option: {self.prog} {takes[0]} {word}" if takes else ""
 
 
 def build_parser(prog: str, command: Command) -> Parser:
@@ -234,12 +232,15 @@ def build_parser(prog: str, command: Command) -> Parser:
         allow_abbrev=False,
     )
     fill_parser(parser, command)
+    parser.rest = command.rest
     return parser
 
 
 def fill_parser(parser: argparse.ArgumentParser, command: Command) -> None:
     """Give a parser the arguments of a command and those that all commands share."""
     command.configure(parser)
+    if command.rest:
+        parser.epilog = f"after --: {command.rest}"
     shared = parser.add_argument_group("options of every command")
     if command.site:
         shared.add_argument("--site", metavar="FILE", help="site file (default: HPCDL_SITE)")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import request
-from hpcdl.cli.framework import print_json, the_site
+from hpcdl.cli.framework import command, option, print_json, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
 
@@ -24,14 +24,14 @@ _POLL_SECONDS = 1.0
 _PORT = 8888
 
 
-def shell_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a job; the program is a prompt."""
-    request.options(parser)
-    parser.epilog = "after --: a program to run on the node in place of the prompt"
-
-
+@command(
+    "hpcdl job shell --partition v100 --gpus 1 --time 2:00:00",
+    request.options,
+    changes=True,
+    rest="a program to run on the node in place of the prompt",
+)
 def shell(args: argparse.Namespace) -> ExitCode | int:
-    """Wait for an allocation and open a shell on its first node."""
+    """Open a shell on a node, with the module loaded; the job ends with it."""
     from hpcdl.jobs.interactive import plan_shell, run_shell
 
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -51,24 +51,23 @@ def shell(args: argparse.Namespace) -> ExitCode | int:
     return run_shell(plan, terminal=terminal)
 
 
-def jupyter_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a job, and how it is reached."""
-    request.options(parser)
-    parser.epilog = "after --: more arguments of jupyter-lab"
-    add = parser.add_argument
-    add("--job", metavar="ID", help="print again how to reach the JupyterLab of a running job")
-    add(
+@command(
+    "hpcdl job jupyter --partition v100 --gpus 1 --time 4:00:00",
+    request.options,
+    option("--job", "ID", "print again how to reach the JupyterLab of a running job"),
+    option(
         "--local-port",
+        "N",
+        f"port on your own computer ({_PORT})",
         type=at_least(1, 65535),
         default=_PORT,
-        metavar="N",
-        help=f"port on your own computer ({_PORT})",
-    )
-    add("--login", metavar="HOST", help="login node's name on your computer (default: this one)")
-
-
+    ),
+    option("--login", "HOST", "login node's name on your computer (default: this one)"),
+    changes=True,
+    rest="more arguments of jupyter-lab",
+)
 def jupyter(args: argparse.Namespace) -> ExitCode:
-    """Start JupyterLab in a job; say how to reach it when it runs."""
+    """Start JupyterLab in a job, and print how to reach it from your computer."""
     from hpcdl.jobs import submission
     from hpcdl.jobs.interactive import notebook
 

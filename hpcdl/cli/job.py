@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import interactive, queued, request
-from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
 from hpcdl.cli.train import train_options
 from hpcdl.jobs.spec import job_schema
 from hpcdl.system.amounts import at_least
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
     from hpcdl.slurm.fits import Cluster
 
-_MOST = 1_000_000
+_NUMBER = at_least(1, 1_000_000)
 _SHOWN = 20
 _CHECKED = 200
 
@@ -37,7 +38,11 @@ def _written(args: argparse.Namespace) -> JobScript:
     return render_script(site, spec, request.checked(args, site, spec, queued=False))
 
 
+@command(
+    "hpcdl job render --partition p100 --gpus 8 > job.sh", request.options, rest=request.PROGRAM
+)
 def _render(args: argparse.Namespace) -> ExitCode:
+    """Print the job script, and submit nothing."""
     script = _written(args)
     if args.json:
         print_json({"script": script.text, "layout": asdict(script.layout)})
@@ -56,7 +61,9 @@ def _print_script(script: JobScript) -> None:
     sys.stdout.buffer.flush()
 
 
+@command("hpcdl job explain --partition p100 --gpus 8", request.options, rest=request.PROGRAM)
 def _explain(args: argparse.Namespace) -> ExitCode:
+    """Print the job script with the reason for every line."""
     script = _written(args)
     data = [
         {"text": line.text, "reason": line.reason, "rule": line.rule(script.slurm_version)}
@@ -65,17 +72,22 @@ def _explain(args: argparse.Namespace) -> ExitCode:
     return show(args, data, script.explained)
 
 
+@command("hpcdl job schema > job.schema.json", site=False)
 def _schema(args: argparse.Namespace) -> ExitCode:
+    """Print the JSON Schema of job.yaml, for editors."""
     print_json(job_schema())
     return ExitCode.OK
 
 
-def _submit_options(parser: argparse.ArgumentParser) -> None:
-    request.options(parser)
-    parser.add_argument("--watch", action="store_true", help="watch the job until it ends")
-
-
+@command(
+    "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
+    request.options,
+    option("--watch", "watch the job until it ends"),
+    changes=True,
+    rest=request.PROGRAM,
+)
 def _submit(args: argparse.Namespace) -> ExitCode:
+    """Write a job script and submit it; leave nothing behind if Slurm rejects it."""
     from hpcdl.jobs.submission import place, submit
 
     site = request.asked_site(args)
@@ -134,29 +146,20 @@ def _expected(
 # ---- sweeps ----
 
 
-def _sweep_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--over", action="append", default=[], metavar="KEY=A,B", help="values of a key")
-    add("--exclude", action="append", default=[], metavar="KEY=A,KEY=B", help="points to leave out")
-    add(
-        "--running",
-        type=at_least(1, _MOST),
-        metavar="N",
-        help="most jobs to run at the same time, over all arrays",
-    )
-    add(
-        "--limit",
-        type=at_least(1, _MOST),
-        default=1000,
-        metavar="N",
-        help="most points allowed (1000)",
-    )
-    add("--retry-failed", action="store_true", help="queue points that failed again, too")
-    add("--status", action="store_true", help="print the state of the sweep and exit")
-    request.options(parser, leave_out=("chain",))
-
-
+@command(
+    "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
+    option("--over", "KEY=A,B", "values of a key", many=True),
+    option("--exclude", "KEY=A,KEY=B", "points to leave out", many=True),
+    option("--running", "N", "most jobs to run at the same time, over all arrays", type=_NUMBER),
+    option("--limit", "N", "most points allowed (1000)", type=_NUMBER, default=1000),
+    option("--retry-failed", "queue points that failed again, too"),
+    option("--status", "print the state of the sweep and exit"),
+    partial(request.options, leave_out=("chain",)),
+    changes=True,
+    rest=request.PROGRAM,
+)
 def _sweep(args: argparse.Namespace) -> ExitCode:
+    """Submit a matrix of jobs as job arrays; a second run submits only missing points."""
     from hpcdl.jobs import sweep_run
     from hpcdl.jobs.sweep import check_keys, matrix_of, plan, request_of, samples
 
@@ -270,38 +273,26 @@ def _values(one: RunStatus) -> str:
 # ---- lint ----
 
 
-def _lint_options(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(takes_files=True)
-    add = parser.add_argument
-    add(
-        "files",
-        nargs="*",
-        type=Path,
-        metavar="FILE",
-        help="sbatch scripts, and directories of them; - is stdin",
-    )
-    add("--slurm-version", metavar="X.Y", help="Slurm release to check for (default: the site's)")
-    add("--partition", metavar="NAME", help="partition of scripts that name none")
-    add(
-        "--live",
-        action="store_true",
-        help="ask the Slurm on PATH what it has and allows, and sbatch what it refuses",
-    )
-    add(
+@command(
+    "hpcdl job lint --slurm-version 22.05 train.sh",
+    option(
+        "files", "FILE", "sbatch scripts, and directories of them; - is stdin", nargs="*", type=Path
+    ),
+    option("--slurm-version", "X.Y", "Slurm release to check for (default: the site's)"),
+    option("--partition", "NAME", "partition of scripts that name none"),
+    option("--live", "ask the Slurm on PATH what it has and allows, and sbatch what it refuses"),
+    option(
         "--plugin-options",
-        metavar="NAME,...",
-        help="all long options that plug-ins (SPANK) add, without dashes (default: the site's)",
-    )
-    add("--explain", metavar="RULE", help="print a rule and its source")
-    add(
-        "--advice",
-        action="store_true",
-        help="print advice, too: what depends on the site or the program",
-    )
-    add("--sarif", action="store_true", help="print SARIF, for code scanners")
-
-
+        "NAME,...",
+        "all long options that plug-ins (SPANK) add, without dashes (default: the site's)",
+    ),
+    option("--explain", "RULE", "print a rule and its source"),
+    option("--advice", "print advice, too: what depends on the site or the program"),
+    option("--sarif", "print SARIF, for code scanners"),
+    rest="more files",
+)
 def _lint(args: argparse.Namespace) -> ExitCode:
+    """Check any sbatch script against the rules of a Slurm release; exit 1 on errors."""
     from hpcdl.jobs.limits import limits_of
     from hpcdl.jobs.lint import explain
     from hpcdl.jobs.lint.lint_report import run_lint
@@ -362,116 +353,20 @@ def _lint_site(args: argparse.Namespace) -> Site | None:
 
 GROUP = Group(
     "job",
-    "batch jobs: render, submit, watch and report on training jobs",
     (
-        Command(
-            "submit",
-            "Write a job script and submit it; leave nothing behind if Slurm rejects it.",
-            "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
-            _submit,
-            _submit_options,
-            changes=True,
-        ),
-        Command(
-            "render",
-            "Print the job script, and submit nothing.",
-            "hpcdl job render --partition p100 --gpus 8 > job.sh",
-            _render,
-            request.options,
-        ),
-        Command(
-            "explain",
-            "Print the job script with the reason for every line.",
-            "hpcdl job explain --partition p100 --gpus 8",
-            _explain,
-            request.options,
-        ),
-        Command(
-            "schema",
-            "Print the JSON Schema of job.yaml, for editors.",
-            "hpcdl job schema > job.schema.json",
-            _schema,
-            site=False,
-        ),
-        Command(
-            "shell",
-            "Open a shell on a node, with the module loaded; the job ends with it.",
-            "hpcdl job shell --partition v100 --gpus 1 --time 2:00:00",
-            interactive.shell,
-            interactive.shell_options,
-            changes=True,
-        ),
-        Command(
-            "jupyter",
-            "Start JupyterLab in a job, and print how to reach it from your computer.",
-            "hpcdl job jupyter --partition v100 --gpus 1 --time 4:00:00",
-            interactive.jupyter,
-            interactive.jupyter_options,
-            changes=True,
-        ),
-        Command(
-            "watch",
-            "Watch a job: state, reason for waiting, progress.",
-            "hpcdl job watch 4711",
-            queued.watch,
-            queued.watch_options,
-        ),
-        Command(
-            "log",
-            "Print the end of a job's log; with -f, follow it until the job ends.",
-            "hpcdl job log -f 4711",
-            queued.log,
-            queued.log_options,
-        ),
-        Command(
-            "list",
-            "List your jobs with state, age and directory, newest first.",
-            "hpcdl job list --last 5",
-            queued.list_jobs,
-            option(
-                "--last",
-                type=at_least(1),
-                default=20,
-                metavar="N",
-                help="list the newest N jobs (20)",
-            ),
-        ),
-        Command(
-            "sweep",
-            "Submit a matrix of jobs as job arrays; a second run submits only missing points.",
-            "hpcdl job sweep --name scaling --over gpus=1,2,4 --over model=resnet50,vgg16",
-            _sweep,
-            _sweep_options,
-            changes=True,
-        ),
-        Command(
-            "report",
-            "Report a job's throughput, where each step's time went, and what to improve.",
-            "hpcdl job report 4711",
-            queued.report,
-            option("job", metavar="JOB", help="job id, or the job's directory"),
-        ),
-        Command(
-            "usage",
-            "Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting.",
-            "hpcdl job usage --since 2026-01 --by account --by month --all-users",
-            queued.usage,
-            queued.usage_options,
-        ),
-        Command(
-            "lint",
-            "Check any sbatch script against the rules of a Slurm release; exit 1 on errors.",
-            "hpcdl job lint --slurm-version 22.05 train.sh",
-            _lint,
-            _lint_options,
-        ),
-        Command(
-            "cancel",
-            "Cancel jobs.",
-            "hpcdl job cancel 4711",
-            queued.cancel,
-            option("jobs", nargs="+", metavar="JOB", help="job ids, or job directories"),
-            changes=True,
-        ),
+        _submit,
+        _render,
+        _explain,
+        _schema,
+        interactive.shell,
+        interactive.jupyter,
+        queued.watch,
+        queued.log,
+        queued.list_,
+        _sweep,
+        queued.report,
+        queued.usage,
+        _lint,
+        queued.cancel,
     ),
 )

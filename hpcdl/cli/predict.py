@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, Group, show, the_site
+from hpcdl.cli.framework import Group, command, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
-from hpcdl.system.text import nearest, one_of
+from hpcdl.system.text import one_of
 
 if TYPE_CHECKING:
     from hpcdl.predict.forecast import Forecast
@@ -24,7 +24,6 @@ _NONE = "none"
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    from hpcdl.predict.network import names
     from hpcdl.predict.parallel import ModelSplit
     from hpcdl.predict.request import ScalingRequest
     from hpcdl.system.declare import configure
@@ -57,7 +56,6 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
     configure(parser, ScalingRequest)
     configure(parser.add_argument_group("transformers that are split"), ModelSplit)  # type: ignore[arg-type]
-    parser.set_defaults(behind=lambda one: "--model" if nearest(one, names()) else "--partition")
 
 
 def _values(cls: type, args: argparse.Namespace) -> dict[str, Any]:
@@ -213,7 +211,9 @@ def _compare(args: argparse.Namespace) -> ExitCode:
     return show(args, compared_data(comparisons), compared_text(comparisons), ok=ok)
 
 
+@command("hpcdl predict --partition p100 --model resnet50 --gpus 1-16", _configure)
 def _scale(args: argparse.Namespace) -> ExitCode:
+    """Predict step time, images/s, efficiency and cost by number of GPUs (the default)."""
     from hpcdl.predict.show import forecast_data, forecast_text, write_plot
 
     if args.compare:
@@ -226,17 +226,4 @@ def _scale(args: argparse.Namespace) -> ExitCode:
     return show(args, forecast_data(found), forecast_text(found), ok=ok)
 
 
-GROUP = Group(
-    "predict",
-    "how training will scale: time, cost and bottleneck from 1 to thousands of GPUs",
-    (
-        Command(
-            "scale",
-            "Predict step time, images/s, efficiency and cost by number of GPUs (the default).",
-            "hpcdl predict --partition p100 --model resnet50 --gpus 1-16",
-            _scale,
-            _configure,
-        ),
-    ),
-    default="scale",
-)
+GROUP = Group("predict", (_scale,), default="scale")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Command, Group, print_json
+from hpcdl.cli.framework import Group, command, print_json
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -29,7 +29,9 @@ def _probe_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transport", type=Path, metavar="DIR", help=what)
 
 
+@command("srun hpcdl preflight probe --scratch /tmp > preflight.jsonl", _probe_options, site=False)
 def _probe(args: argparse.Namespace) -> ExitCode:
+    """Probe the environment of one rank; print one line of JSON."""
     from hpcdl.jobs.preflight import Probe, as_json_line, probe, with_links
 
     def leave_stuck(result: Probe) -> None:
@@ -74,7 +76,13 @@ def _expected(args: argparse.Namespace, without_driver: bool) -> ExpectedAllocat
     return ExpectedAllocation(**values)
 
 
+@command(
+    "hpcdl preflight judge --world 8 --tasks-per-node 4 --cpus-per-task 4 preflight.jsonl",
+    _expectations,
+    site=False,
+)
 def _judge(args: argparse.Namespace) -> ExitCode | int:
+    """Check the probes of all ranks; exit codes 20 to 29 name the cause."""
     from dataclasses import asdict
 
     from hpcdl.jobs.preflight import as_table, judge, notes, read_probes
@@ -97,25 +105,4 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
     return problems[0].code if problems else ExitCode.OK
 
 
-GROUP = Group(
-    "preflight",
-    "the checks that every job runs before its program",
-    (
-        Command(
-            "judge",
-            "Check the probes of all ranks; exit codes 20 to 29 name the cause.",
-            "hpcdl preflight judge --world 8 --tasks-per-node 4 --cpus-per-task 4 preflight.jsonl",
-            _judge,
-            _expectations,
-            site=False,
-        ),
-        Command(
-            "probe",
-            "Probe the environment of one rank; print one line of JSON.",
-            "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl",
-            _probe,
-            _probe_options,
-            site=False,
-        ),
-    ),
-)
+GROUP = Group("preflight", (_judge, _probe))

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import print_json, show, the_site
+from hpcdl.cli.framework import command, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import StatusLine, did_you_mean
@@ -27,14 +27,13 @@ _DATE = re.compile(r"(\d{4})-(\d{2})(?:-(\d{2}))?\Z", re.ASCII)
 _DAYS = 365
 
 
-def watch_options(parser: argparse.ArgumentParser) -> None:
-    """The job, and whether to look once."""
-    parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
-    parser.add_argument("--once", action="store_true", help="print the current state once and exit")
-
-
+@command(
+    "hpcdl job watch 4711",
+    option("job", "JOB", "job id, or the job's directory"),
+    option("--once", "print the current state once and exit"),
+)
 def watch(args: argparse.Namespace) -> ExitCode:
-    """Follow a job to its end, or say how it is now."""
+    """Watch a job: state, reason for waiting, progress."""
     from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.jobs.watch import as_line, look
 
@@ -80,27 +79,16 @@ def submission_data(submission: Submission) -> dict[str, object]:
     }
 
 
-def log_options(parser: argparse.ArgumentParser) -> None:
-    """The job, how much of its log, and whether to wait for more."""
-    parser.add_argument("job", metavar="JOB", help="job id, or the job's directory")
-    parser.add_argument(
-        "-n",
-        "--lines",
-        type=at_least(1, _MOST),
-        default=100,
-        metavar="N",
-        help="last lines to begin with (100)",
-    )
-    parser.add_argument(
-        "-f",
-        "--follow",
-        action="store_true",
-        help="follow the log until the job ends, across requeues",
-    )
-
-
+@command(
+    "hpcdl job log -f 4711",
+    option("job", "JOB", "job id, or the job's directory"),
+    option(
+        "-n --lines", "N", "last lines to begin with (100)", type=at_least(1, _MOST), default=100
+    ),
+    option("-f --follow", "follow the log until the job ends, across requeues"),
+)
 def log(args: argparse.Namespace) -> ExitCode:
-    """Print the end of a job's log, and what is added to it."""
+    """Print the end of a job's log; with -f, follow it until the job ends."""
     from hpcdl.jobs.watch import watched
     from hpcdl.system.safe_read import last_text
 
@@ -163,16 +151,21 @@ def _pieces(path: Path, start: int) -> Iterator[bytes]:
         return
 
 
-def list_jobs(args: argparse.Namespace) -> ExitCode:
-    """List this user's jobs."""
+@command(
+    "hpcdl job list --last 5",
+    option("--last", "N", "list the newest N jobs (20)", type=at_least(1), default=20),
+)
+def list_(args: argparse.Namespace) -> ExitCode:
+    """List your jobs with state, age and directory, newest first."""
     from hpcdl.jobs.listing import as_text, own_jobs
 
     rows = own_jobs(the_site(args), args.last)
     return show(args, [*map(asdict, rows)], as_text(rows))
 
 
+@command("hpcdl job report 4711", option("job", "JOB", "job id, or the job's directory"))
 def report(args: argparse.Namespace) -> ExitCode:
-    """Show what a job did, beside its expectation."""
+    """Report a job's throughput, where each step's time went, and what to improve."""
     from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import asked, require_this_cluster
     from hpcdl.jobs.watch import look, result_of
@@ -205,29 +198,26 @@ def report(args: argparse.Namespace) -> ExitCode:
     return show(args, data, as_text(report) + beside, ok=report.ok)
 
 
-def usage_options(parser: argparse.ArgumentParser) -> None:
-    """The time, whose jobs, and what they are summed by."""
-    add = parser.add_argument
-    add("--since", metavar="DATE", help="from YYYY-MM or YYYY-MM-DD on (default: a year ago)")
-    add("--until", metavar="DATE", help="before YYYY-MM or YYYY-MM-DD (default: now)")
-    add(
+@command(
+    "hpcdl job usage --since 2026-01 --by account --by month --all-users",
+    option("--since", "DATE", "from YYYY-MM or YYYY-MM-DD on (default: a year ago)"),
+    option("--until", "DATE", "before YYYY-MM or YYYY-MM-DD (default: now)"),
+    option(
         "--by",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="month (default), user, account, partition, name or module; repeatable",
-    )
-    add(
+        "KEY",
+        "month (default), user, account, partition, name or module",
+        many=True,
+    ),
+    option(
         "--figure",
+        "FILE",
+        "write a bar per month, by the other keys, as .svg, .png or .pdf",
         type=Path,
-        metavar="FILE",
-        help="write a bar per month, by the other keys, as .svg, .png or .pdf",
-    )
-    add("--all-users", action="store_true", help="everybody's jobs, as far as Slurm shows them")
-
-
+    ),
+    option("--all-users", "everybody's jobs, as far as Slurm shows them"),
+)
 def usage(args: argparse.Namespace) -> ExitCode:
-    """Print what jobs took of the machine."""
+    """Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting."""
     from datetime import date, timedelta
 
     from hpcdl.jobs.submission import asked, find
@@ -273,8 +263,13 @@ def _day(option: str, text: str | None) -> str | None:
     raise BadInput(f"{option} {text[:40]!r} is no date", hint="write 2026-03 or 2026-03-15")
 
 
+@command(
+    "hpcdl job cancel 4711",
+    option("jobs", "JOB", "job ids, or job directories", nargs="+"),
+    changes=True,
+)
 def cancel(args: argparse.Namespace) -> ExitCode:
-    """Cancel jobs that are queued or run, and show which had ended already."""
+    """Cancel jobs."""
     from hpcdl.slurm import client
 
     site = the_site(args)

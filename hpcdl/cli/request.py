@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 
+PROGRAM = "the program, or options of `hpcdl train`"
+"""What follows two dashes."""
+
+
 def options(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:
     """The options that describe a job; those of the fields `leave_out` are not for this command."""
     configure(parser, JobSpec, leave_out)
@@ -41,8 +45,7 @@ def options(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) ->
         metavar="V",
         help="write the script for this Slurm release, not the site's",
     )
-    parser.epilog = "after --: the program, or options of `hpcdl train`"
-    parser.set_defaults(takes_program=True, elsewhere=_elsewhere)
+    parser.set_defaults(elsewhere=_elsewhere)
 
 
 def _elsewhere(option: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, Group, option, print_json, show, the_site
+from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import count_of, table
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from hpcdl.site import Gpu, Site
 
 
+@command("hpcdl site show --site pi", option("--yaml", "print the site file itself"))
 def _show(args: argparse.Namespace) -> ExitCode:
+    """Summarise the site: Slurm, paths, partitions, stacks; --yaml prints its file."""
     site = the_site(args)
     if args.yaml:
         print(site.source.read_text(encoding="utf-8-sig"), end="")
@@ -87,14 +89,15 @@ def as_data(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
-def _init_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--output", type=Path, metavar="FILE", help="write to FILE instead of the screen")
-    add("--force", action="store_true", help="replace an existing file")
-    parser.set_defaults(behind="--output")
-
-
+@command(
+    "hpcdl site init --output site.yaml",
+    option("--output", "FILE", "write to FILE instead of the screen", type=Path),
+    option("--force", "replace an existing file"),
+    changes=True,
+    site=False,
+)
 def _init(args: argparse.Namespace) -> ExitCode:
+    """Draft a commented site file from the live Slurm; exit 6 if values are missing."""
     from hpcdl.site.live import draft, is_unedited, look
     from hpcdl.system.files import write_atomic
     from hpcdl.system.safe_read import read_regular
@@ -121,7 +124,9 @@ def _init(args: argparse.Namespace) -> ExitCode:
     return ExitCode.PARTLY if drafted.questions else ExitCode.OK
 
 
+@command("hpcdl site check --site site.yaml")
 def _check(args: argparse.Namespace) -> ExitCode:
+    """Compare the site file with the live Slurm; exit 1 when they differ."""
     from hpcdl.site.live import compare, look
 
     site = the_site(args)
@@ -136,13 +141,14 @@ def _check(args: argparse.Namespace) -> ExitCode:
     return show(args, data, text, ok=not drift)
 
 
-def _gpus_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--gpus", type=at_least(1), default=0, metavar="N", help="ask when a job of N would start")
-    add("--time", default="1:00:00", metavar="TIME", help="walltime of that job (1:00:00)")
-
-
+@command(
+    "hpcdl site gpus --gpus 4",
+    option("--gpus", "N", "ask when a job of N would start", type=at_least(1), default=0),
+    option("--time", "TIME", "walltime of that job (1:00:00)", default="1:00:00"),
+    site=False,
+)
 def _gpus(args: argparse.Namespace) -> ExitCode:
+    """Show free and busy GPUs by partition, and when a job would start."""
     from datetime import datetime
 
     from hpcdl.jobs.spec import minutes_of
@@ -165,53 +171,13 @@ def _gpus(args: argparse.Namespace) -> ExitCode:
     return show(args, {"gpus": [row._asdict() for row in rows]}, text)
 
 
+@command("hpcdl site schema > site.schema.json", site=False)
 def _schema(args: argparse.Namespace) -> ExitCode:
+    """Print the JSON Schema of the site file, for editors."""
     from hpcdl.site.check import site_schema
 
     print_json(site_schema())
     return ExitCode.OK
 
 
-GROUP = Group(
-    "site",
-    "describe the cluster: write, check and show its site file",
-    (
-        Command(
-            "init",
-            "Draft a commented site file from the live Slurm; exit 6 if values are missing.",
-            "hpcdl site init --output site.yaml",
-            _init,
-            _init_options,
-            changes=True,
-            site=False,
-        ),
-        Command(
-            "gpus",
-            "Show free and busy GPUs by partition, and when a job would start.",
-            "hpcdl site gpus --gpus 4",
-            _gpus,
-            _gpus_options,
-            site=False,
-        ),
-        Command(
-            "check",
-            "Compare the site file with the live Slurm; exit 1 when they differ.",
-            "hpcdl site check --site site.yaml",
-            _check,
-        ),
-        Command(
-            "show",
-            "Summarise the site: Slurm, paths, partitions, stacks; --yaml prints its file.",
-            "hpcdl site show --site pi",
-            _show,
-            option("--yaml", action="store_true", help="print the site file itself"),
-        ),
-        Command(
-            "schema",
-            "Print the JSON Schema of the site file, for editors.",
-            "hpcdl site schema > site.schema.json",
-            _schema,
-            site=False,
-        ),
-    ),
-)
+GROUP = Group("site", (_init, _gpus, _check, _show, _schema))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli import building
-from hpcdl.cli.framework import Command, Group, option, show, the_site
+from hpcdl.cli.framework import Group, command, option, show, the_site
 from hpcdl.system.amounts import amount
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
 from hpcdl.system.text import duration, table
@@ -25,10 +25,13 @@ def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--partition", metavar="NAME", help="only this partition")
     parser.add_argument("--backend", choices=BACKENDS, help="only this build method")
     parser.add_argument("--why-not", metavar="NAME@VERSION", help="why this version is not chosen")
-    parser.set_defaults(behind="--partition")
 
 
+@command(
+    "hpcdl stack resolve --site pi --partition k80 --why-not tensorflow@2.18", _resolve_arguments
+)
 def _resolve(args: argparse.Namespace) -> ExitCode:
+    """Show the newest compatible versions for every partition, and what limits them."""
     from hpcdl.stack import resolve_show
     from hpcdl.stack.resolve import Resolver
 
@@ -42,7 +45,12 @@ def _resolve(args: argparse.Namespace) -> ExitCode:
     return show(args, resolve_show.as_data(found), resolve_show.as_text(found), ok=fits)
 
 
+@command(
+    "hpcdl stack plan --partition p100",
+    option("--partition", "NAME", "only the stack of this partition"),
+)
 def _plan(args: argparse.Namespace) -> ExitCode:
+    """Show what would be built and published, and what changes for users and checks."""
     from hpcdl.workflows.site_plan import as_data, as_text, plan
 
     found = plan(the_site(args), args.partition)
@@ -72,15 +80,15 @@ def _gate_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _publish_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id (default: the newest one built)")
-    _gate_arguments(parser)
-    parser.add_argument(
-        "--verify-again", action="store_true", help="run the gate even if its evidence is stored"
-    )
-
-
+@command(
+    "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e",
+    option("release", "release id (default: the newest one built)", nargs="?"),
+    _gate_arguments,
+    option("--verify-again", "run the gate even if its evidence is stored"),
+    changes=True,
+)
 def _publish(args: argparse.Namespace) -> ExitCode:
+    """Verify a release through its module and make it current atomically."""
     from hpcdl.stack.publish import newest, plan_publish, publish
     from hpcdl.stack.release import read_release
     from hpcdl.workflows.gate import choose_gate
@@ -124,7 +132,9 @@ def _verify_integrity(args: argparse.Namespace) -> ExitCode:
     return show(args, found.as_data(), "\n".join(lines), ok=found.ok)
 
 
+@command("hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100", _verify_arguments)
 def _verify(args: argparse.Namespace) -> ExitCode:
+    """Run the gate: test a release in jobs through its module, and store the evidence."""
     if args.integrity:
         return _verify_integrity(args)
     from hpcdl.stack.publish import verify
@@ -155,7 +165,13 @@ def _checks(proof: Proof) -> list[str]:
     ]
 
 
+@command(
+    "hpcdl stack rollback",
+    option("release", "release id (default: the one published before)", nargs="?"),
+    changes=True,
+)
 def _rollback(args: argparse.Namespace) -> ExitCode:
+    """Make the previously published release current again."""
     from hpcdl.stack.publish import plan_rollback, rollback
 
     site = the_site(args)
@@ -198,7 +214,9 @@ _COLUMNS = {
 }
 
 
+@command("hpcdl stack list")
 def _list(args: argparse.Namespace) -> ExitCode:
+    """List the releases and mark the current one."""
     from hpcdl.stack.dispatch import read_history
     from hpcdl.stack.publish import overview
 
@@ -220,24 +238,18 @@ def _list(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _gc_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--keep",
-        type=int,
-        default=3,
-        metavar="COUNT",
-        help="number of last published releases to keep (3)",
-    )
-    add("--unpublished", action="store_true", help="remove releases that were never published, too")
-    add(
+@command(
+    "hpcdl stack gc --dry-run",
+    option("--keep", "COUNT", "number of last published releases to keep (3)", type=int, default=3),
+    option("--unpublished", "remove releases that were never published, too"),
+    option(
         "--interactive-default",
-        action="store_true",
-        help="assume that interactive jobs (salloc, srun) loaded no version by name",
-    )
-
-
+        "assume that interactive jobs (salloc, srun) loaded no version by name",
+    ),
+    changes=True,
+)
 def _gc(args: argparse.Namespace) -> ExitCode:
+    """Remove releases that are not current, not recent and not used by any job."""
     from hpcdl.stack.gc import collect
     from hpcdl.workflows.releases import pinned_by_jobs
 
@@ -264,7 +276,13 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     return show(args, {**collected.as_data(), "dry_run": args.dry_run}, text)
 
 
+@command(
+    "hpcdl stack sbom",
+    option("release", "release id (default: the published one)", nargs="?"),
+    changes=True,
+)
 def _sbom(args: argparse.Namespace) -> ExitCode:
+    """List a release's packages and licences; write SPDX and CycloneDX files."""
     from hpcdl.stack.findings import ARCHIVE, components, dated, findings, osv_file
     from hpcdl.stack.release import find_release
     from hpcdl.stack.sbom import write_sboms
@@ -301,12 +319,14 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
     return show(args, data, "\n".join([*lines, *(f"wrote {path}" for path in files)]))
 
 
-def _accept_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("agreement", help="licence agreement, such as cuda or cudnn")
-    parser.add_argument("--by", required=True, metavar="NAME", help="who accepts it")
-
-
-def _accept(args: argparse.Namespace) -> ExitCode:
+@command(
+    "hpcdl stack accept-eula cuda --by 'Ada Lovelace'",
+    option("agreement", "licence agreement, such as cuda or cudnn"),
+    option("--by", "NAME", "who accepts it", required=True),
+    changes=True,
+)
+def _accept_eula(args: argparse.Namespace) -> ExitCode:
+    """Record that a licence agreement, which publishing needs, was accepted."""
     from hpcdl.stack.records import accept
 
     accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
@@ -319,20 +339,22 @@ def _recorded(args: argparse.Namespace, values: dict[str, str], text: str) -> Ex
     return show(args, {"schema": 1, "dry_run": args.dry_run, **values}, f"{would}: {text}")
 
 
-def _waive_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("vulnerability", metavar="CVE", help="such as CVE-2024-10190")
-    parser.add_argument(
+@command(
+    "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs' --owner 'Ada' --until 2027-06-30",
+    option("vulnerability", "CVE", "such as CVE-2024-10190"),
+    option(
         "--kind",
-        metavar="KIND",
-        help="accepted-risk (the default), or why the release is not affected, such as "
+        "KIND",
+        "accepted-risk (the default), or why the release is not affected, such as "
         "code-not-reachable; a wrong one lists all",
-    )
-    parser.add_argument("--because", required=True, metavar="TEXT", help="the reason, in a line")
-    parser.add_argument("--owner", required=True, metavar="NAME", help="who is responsible")
-    parser.add_argument("--until", required=True, metavar="YEAR-MONTH-DAY", help="last valid day")
-
-
+    ),
+    option("--because", "TEXT", "the reason, in a line", required=True),
+    option("--owner", "NAME", "who is responsible", required=True),
+    option("--until", "YEAR-MONTH-DAY", "last valid day", required=True),
+    changes=True,
+)
 def _waive(args: argparse.Namespace) -> ExitCode:
+    """Record why a known vulnerability is accepted or not exploitable, with owner and day."""
     from hpcdl.stack.findings import known_names
     from hpcdl.stack.records import Waiver, waive
 
@@ -344,17 +366,18 @@ def _waive(args: argparse.Namespace) -> ExitCode:
     return _recorded(args, vars(waiver), text)
 
 
-def _kernel_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id (default: the published one)")
-    parser.add_argument(
+@command(
+    "hpcdl stack kernel --prefix /opt/jupyter",
+    option("release", "release id (default: the published one)", nargs="?"),
+    option(
         "--prefix",
-        metavar="DIR",
-        help="for all users of the Jupyter installed there, such as /opt/jupyter; "
-        "else only for you",
-    )
-
-
+        "DIR",
+        "for all users of the Jupyter installed there, such as /opt/jupyter; else only for you",
+    ),
+    changes=True,
+)
 def _kernel(args: argparse.Namespace) -> ExitCode:
+    """Install a Jupyter kernel that works without a loaded module."""
     from hpcdl.stack.modules import install_kernel, plan_kernel
     from hpcdl.stack.release import find_release
 
@@ -371,87 +394,18 @@ def _kernel(args: argparse.Namespace) -> ExitCode:
 
 GROUP = Group(
     "stack",
-    "the software stack: build, verify, publish and roll back releases",
     (
-        Command(
-            "resolve",
-            "Show the newest compatible versions for every partition, and what limits them.",
-            "hpcdl stack resolve --site pi --partition k80 --why-not tensorflow@2.18",
-            _resolve,
-            _resolve_arguments,
-        ),
-        Command(
-            "plan",
-            "Show what would be built and published, and what changes for users and checks.",
-            "hpcdl stack plan --partition p100",
-            _plan,
-            option("--partition", metavar="NAME", help="only the stack of this partition"),
-        ),
+        _resolve,
+        _plan,
         *building.COMMANDS,
-        Command(
-            "verify",
-            "Run the gate: test a release in jobs through its module, and store the evidence.",
-            "hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100",
-            _verify,
-            _verify_arguments,
-        ),
-        Command(
-            "publish",
-            "Verify a release through its module and make it current atomically.",
-            "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e",
-            _publish,
-            _publish_arguments,
-            changes=True,
-        ),
-        Command("list", "List the releases and mark the current one.", "hpcdl stack list", _list),
-        Command(
-            "rollback",
-            "Make the previously published release current again.",
-            "hpcdl stack rollback",
-            _rollback,
-            option("release", nargs="?", help="release id (default: the one published before)"),
-            changes=True,
-        ),
-        Command(
-            "gc",
-            "Remove releases that are not current, not recent and not used by any job.",
-            "hpcdl stack gc --dry-run",
-            _gc,
-            _gc_arguments,
-            changes=True,
-        ),
-        Command(
-            "sbom",
-            "List a release's packages and licences; write SPDX and CycloneDX files.",
-            "hpcdl stack sbom",
-            _sbom,
-            option("release", nargs="?", help="release id (default: the published one)"),
-            changes=True,
-        ),
-        Command(
-            "accept-eula",
-            "Record that a licence agreement, which publishing needs, was accepted.",
-            "hpcdl stack accept-eula cuda --by 'Ada Lovelace'",
-            _accept,
-            _accept_arguments,
-            changes=True,
-        ),
-        Command(
-            "waive",
-            "Record why a known vulnerability is accepted or not exploitable, with owner and day.",
-            "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs' "
-            "--owner 'Ada' --until 2027-06-30",
-            _waive,
-            _waive_arguments,
-            changes=True,
-        ),
-        Command(
-            "kernel",
-            "Install a Jupyter kernel that works without a loaded module.",
-            "hpcdl stack kernel --prefix /opt/jupyter",
-            _kernel,
-            _kernel_arguments,
-            changes=True,
-        ),
+        _verify,
+        _publish,
+        _list,
+        _rollback,
+        _gc,
+        _sbom,
+        _accept_eula,
+        _waive,
+        _kernel,
     ),
 )

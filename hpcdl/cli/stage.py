@@ -10,18 +10,21 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpcdl.cli.framework import Command, print_json
+from hpcdl.cli.framework import command, option, print_json
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", type=Path, metavar="DATA", help="directory of the data set")
-    parser.add_argument("target", metavar="DIR", help="directory on the node; expands variables")
-    parser.add_argument("--workers", type=int, default=8, metavar="N", help="parallel copies (8)")
-    parser.add_argument("--clean", action="store_true", help="remove DIR")
-
-
+@command(
+    "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'",
+    option("source", "DATA", "directory of the data set", type=Path),
+    option("target", "DIR", "directory on the node; expands variables"),
+    option("--workers", "N", "parallel copies (8)", type=int, default=8),
+    option("--clean", "remove DIR"),
+    changes=True,
+    site=False,
+)
 def _stage(args: argparse.Namespace) -> ExitCode:
+    """Copy a data set to the node's own disk, in parallel and checked, as much as fits."""
     from hpcdl.jobs.stage import clean, remove_left, stage
     from hpcdl.slurm.client import own_jobs
 
@@ -62,12 +65,4 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-COMMAND = Command(
-    "stage",
-    "Copy a data set to the node's own disk, in parallel and checked, as much as fits.",
-    "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'",
-    _stage,
-    _options,
-    changes=True,
-    site=False,
-)
+COMMAND = _stage

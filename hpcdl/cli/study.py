@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import Command, Group, print_json, show, the_site
+from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
 from hpcdl.system.errors import ExitCode, Stopped
 
 if TYPE_CHECKING:
@@ -22,28 +22,6 @@ def _which(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="A,B",
         help="partitions to use instead, in the study's order",
-    )
-
-
-def _run_options(parser: argparse.ArgumentParser) -> None:
-    _report_options(parser)
-    parser.add_argument(
-        "--python",
-        action="append",
-        default=[],
-        metavar="FRAMEWORK=PATH",
-        help="interpreter of a framework, if the module has none",
-    )
-    parser.add_argument(
-        "--container", metavar="IMAGE", help="container image of the jobs that run in one"
-    )
-    parser.add_argument("--no-wait", action="store_true", help="submit the jobs and exit")
-    parser.add_argument(
-        "--module",
-        action="append",
-        default=[],
-        metavar="NAME[/VERSION]",
-        help="module to load instead of the release's",
     )
 
 
@@ -74,27 +52,51 @@ def _plan(args: argparse.Namespace) -> Plan:
     )
 
 
+@command("hpcdl study list", site=False)
 def _list(args: argparse.Namespace) -> ExitCode:
+    """List the studies and their questions."""
     from hpcdl.workflows.study.show import list_data, list_text
 
     return show(args, list_data(), list_text())
 
 
+@command(
+    "hpcdl study show aliyun-resnet50 --scale full",
+    _which,
+)
 def _show(args: argparse.Namespace) -> ExitCode:
+    """Show a study: its question, its jobs, and its acceptance rules."""
     from hpcdl.workflows.study.show import show_data, show_text
 
     plan = _plan(args)
     return show(args, show_data(plan), show_text(plan))
 
 
+@command("hpcdl study schema > study.schema.json", site=False)
 def _schema(args: argparse.Namespace) -> ExitCode:
+    """Print the JSON Schema of a study file, for editors."""
     from hpcdl.workflows.study.load import study_schema
 
     print_json(study_schema())
     return ExitCode.OK
 
 
+@command(
+    "hpcdl study run sjtu-inception --scale small",
+    _report_options,
+    option(
+        "--python",
+        "FRAMEWORK=PATH",
+        "interpreter of a framework, if the module has none",
+        many=True,
+    ),
+    option("--container", "IMAGE", "container image of the jobs that run in one"),
+    option("--no-wait", "submit the jobs and exit"),
+    option("--module", "NAME[/VERSION]", "module to load instead of the release's", many=True),
+    changes=True,
+)
 def _run(args: argparse.Namespace) -> ExitCode:
+    """Run a study's jobs and write its report; run it again to resume."""
     from hpcdl.system.figures import require_matplotlib
     from hpcdl.workflows.modules import check_available, modules_by_partition
     from hpcdl.workflows.study import run
@@ -135,7 +137,13 @@ def _wait(plan: Plan, args: argparse.Namespace) -> None:
         ) from fault
 
 
+@command(
+    "hpcdl study report sjtu-inception --output sjtu",
+    _which,
+    option("--output", "DIR", "directory of the report (default: beside the results)", type=Path),
+)
 def _report(args: argparse.Namespace) -> ExitCode:
+    """Write the report from the results so far: Markdown, HTML, JSON and a figure."""
     return _write(_plan(args), args)
 
 
@@ -163,41 +171,4 @@ def _show_scripts(plan: Plan, checked: Any, args: argparse.Namespace) -> ExitCod
     return ExitCode.PARTLY if plan.impossible else ExitCode.OK
 
 
-GROUP = Group(
-    "study",
-    "reproduce published scaling studies, small or at full size",
-    (
-        Command(
-            "list", "List the studies and their questions.", "hpcdl study list", _list, site=False
-        ),
-        Command(
-            "show",
-            "Show a study: its question, its jobs, and its acceptance rules.",
-            "hpcdl study show aliyun-resnet50 --scale full",
-            _show,
-            _which,
-        ),
-        Command(
-            "run",
-            "Run a study's jobs and write its report; run it again to resume.",
-            "hpcdl study run sjtu-inception --scale small",
-            _run,
-            _run_options,
-            changes=True,
-        ),
-        Command(
-            "report",
-            "Write the report from the results so far: Markdown, HTML, JSON and a figure.",
-            "hpcdl study report sjtu-inception --output sjtu",
-            _report,
-            _report_options,
-        ),
-        Command(
-            "schema",
-            "Print the JSON Schema of a study file, for editors.",
-            "hpcdl study schema > study.schema.json",
-            _schema,
-            site=False,
-        ),
-    ),
-)
+GROUP = Group("study", (_list, _show, _run, _report, _schema))

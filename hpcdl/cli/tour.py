@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from hpcdl.cli.framework import Command, print_json
+from hpcdl.cli.framework import Configure, command, option, print_json
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, Stopped
 from hpcdl.system.signals import noted, terminable
@@ -76,15 +76,21 @@ STEPS = (
 )
 
 
-def _options(parser: argparse.ArgumentParser) -> None:
-    add, number = parser.add_argument, at_least(1, len(STEPS))
-    add("--yes", action="store_true", help="do not wait for Enter before each command")
-    add("--from", type=number, default=1, metavar="N", dest="first", help="begin with step N")
-    add("--to", type=number, default=len(STEPS), metavar="N", dest="last", help="end with step N")
-    parser.set_defaults(behind="--from")
+def _step(name: str, text: str, default: int, dest: str) -> Configure:
+    kind = at_least(1, len(STEPS))
+    return option(name, "N", text, type=kind, default=default, dest=dest)
 
 
-def _run(args: argparse.Namespace) -> ExitCode:
+@command(
+    "hpcdl tour",
+    option("--yes", "do not wait for Enter before each command"),
+    _step("--from", "begin with step N", 1, "first"),
+    _step("--to", "end with step N", len(STEPS), "last"),
+    changes=True,
+    site=False,
+)
+def _tour(args: argparse.Namespace) -> ExitCode:
+    """Walk through the demo step by step, with the real commands."""
     if args.first > args.last:
         raise BadInput(
             f"there is no step from {args.first} to {args.last}",
@@ -166,12 +172,4 @@ def _status(command: str) -> int:
         return subprocess.call(shlex.split(command), env=env, stdin=subprocess.DEVNULL)
 
 
-COMMAND = Command(
-    "tour",
-    "Walk through the demo step by step, with the real commands.",
-    "hpcdl tour",
-    _run,
-    _options,
-    changes=True,
-    site=False,
-)
+COMMAND = _tour

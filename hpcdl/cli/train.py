@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpcdl import facts
-from hpcdl.cli.framework import Command, Parser, the_site
+from hpcdl.cli.framework import Parser, command, the_site
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cached
 from hpcdl.system.text import did_you_mean
@@ -52,7 +52,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     from hpcdl.train.options import configure
 
     configure(parser)
-    parser.set_defaults(behind="--model", elsewhere=_elsewhere)
+    parser.set_defaults(elsewhere=_elsewhere)
 
 
 def _elsewhere(option: str) -> str:
@@ -67,7 +67,9 @@ def _elsewhere(option: str) -> str:
     return "`hpcdl job` takes it: write it before --" if option in known else ""
 
 
+@command("hpcdl train --model mlp --data DIR --epochs 20 --target-accuracy 0.95", _arguments)
 def _train(args: argparse.Namespace) -> ExitCode:
+    """Train a network, with checkpoints, on one or many ranks."""
     from hpcdl.train.options import from_namespace, to_argv
 
     return launch("hpcdl.train", to_argv(from_namespace(args)), args)
@@ -114,10 +116,4 @@ def check_words(program: Sequence[str], *, queued: bool) -> None:
         )
 
 
-COMMAND = Command(
-    "train",
-    "Train a network, with checkpoints, on one or many ranks.",
-    "hpcdl train --model mlp --data DIR --epochs 20 --target-accuracy 0.95",
-    _train,
-    _arguments,
-)
+COMMAND = _train

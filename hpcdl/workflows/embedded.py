@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hpcdl.cluster import ClusterState, state
+from hpcdl.cluster import state
+from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.rootfs import original_site
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.site.load import installed_site_file

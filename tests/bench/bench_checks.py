@@ -5,7 +5,8 @@ import subprocess
 from dataclasses import replace
 from statistics import median
 
-from hpcdl.cluster import environment, up
+from hpcdl.cluster.lifecycle import up
+from hpcdl.cluster.state import environment
 from hpcdl.jobs import Module
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec

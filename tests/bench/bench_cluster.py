@@ -4,7 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from hpcdl.cluster import down, up
+from hpcdl.cluster.lifecycle import up
+from hpcdl.cluster.teardown import down
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.bench import report, timed

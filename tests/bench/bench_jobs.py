@@ -9,7 +9,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from hpcdl.cluster import environment, up
+from hpcdl.cluster.lifecycle import up
+from hpcdl.cluster.state import environment
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.sweep import groups, plan, render
 from hpcdl.site import find_site_file, load_site

@@ -2,7 +2,8 @@
 
 from functools import partial
 
-from hpcdl.cluster import environment, processes, read_state
+from hpcdl.cluster import processes
+from hpcdl.cluster.state import environment, read_state
 from tests import make
 from tests.drill.harness import HPCDL, Drill
 from tests.integration.conftest import clean_environment

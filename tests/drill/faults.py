@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from hpcdl.cluster import read_state
+from hpcdl.cluster.state import read_state
 from tests.drill.clusters import place, running
 from tests.drill.harness import HPCDL, ROOT, Done, Drill
 from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words

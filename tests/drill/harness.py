@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcdl.cluster import down
 from hpcdl.cluster.network import bridges
+from hpcdl.cluster.teardown import down
 from hpcdl.system.errors import ExitCode
 from tests.drill.shim import Fault
 from tests.integration.conftest import clean_environment

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import down, rootfs, up
+from hpcdl.cluster import rootfs
+from hpcdl.cluster.lifecycle import up
+from hpcdl.cluster.teardown import down
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.script import render_script
 from hpcdl.site import load_site

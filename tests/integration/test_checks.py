@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.cluster import processes, read_state, up
+from hpcdl.cluster import processes
+from hpcdl.cluster.lifecycle import up
+from hpcdl.cluster.state import read_state
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import down, up
-from hpcdl.cluster.lifecycle import prepare
+from hpcdl.cluster.lifecycle import prepare, up
 from hpcdl.cluster.model import NAMESPACES
 from hpcdl.cluster.needs import slurm_version
+from hpcdl.cluster.teardown import down
 from hpcdl.site import find_site_file, load_site
 from tests.integration.conftest import Shell, need_packages, shell_of, site_file
 from tests.waiting import wait_for

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import daemons, down, lifecycle, processes, up
+from hpcdl.cluster import daemons, lifecycle, processes
+from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.model import NAMESPACES, Ports
+from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import folder

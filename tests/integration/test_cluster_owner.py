@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import down, up
+from hpcdl.cluster.lifecycle import up
+from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from tests.integration.conftest import need_packages, site_file
 from tests.strangers import as_root, people

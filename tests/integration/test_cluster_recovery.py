@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import down, environment, network, processes, up
-from hpcdl.cluster.lifecycle import change
+from hpcdl.cluster import network, processes
+from hpcdl.cluster.lifecycle import change, up
 from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId
 from hpcdl.cluster.needs import choose_mode
-from hpcdl.cluster.state import write_state
+from hpcdl.cluster.state import environment, write_state
 from hpcdl.cluster.status import of_nodes
+from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import clean_environment, need_packages

@@ -2,7 +2,8 @@
 
 import pytest
 
-from hpcdl.cluster import down, up
+from hpcdl.cluster.lifecycle import up
+from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import shell_of

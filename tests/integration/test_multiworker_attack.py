@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import read_state
 from hpcdl.cluster.model import NAMESPACES
+from hpcdl.cluster.state import read_state
 from tests.integration.test_training_job import jobs, options
 from tests.strangers import as_root
 from tests.waiting import wait_for

@@ -5,8 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hpcdl.cluster import down, up
+from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.model import NAMESPACES
+from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from tests.homes import short_home
 from tests.integration.conftest import HPCDL, clean_environment, need_packages, shell_of

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import cluster_plan, rootfs, up
+from hpcdl.cluster import cluster_plan, rootfs
+from hpcdl.cluster.lifecycle import up
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError
 from tests.homes import short_home

@@ -3,7 +3,8 @@
 Only then is slurmctld killed: it forgets what happened to jobs in the last seconds.
 """
 
-from hpcdl.cluster import processes, up
+from hpcdl.cluster import processes
+from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.status import of_nodes
 from hpcdl.site import load_site
 from tests.matrix.test_rootfs import mounts
