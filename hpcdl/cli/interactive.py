@@ -26,7 +26,7 @@ _PORT = 8888
 
 @command(
     "hpcdl job shell --partition v100 --gpus 1 --time 2:00:00",
-    request.options,
+    request.short_options,
     changes=True,
     rest="a program to run on the node in place of the prompt",
 )
@@ -40,8 +40,8 @@ def shell(args: argparse.Namespace) -> ExitCode | int:
             "there is no terminal to open a shell on",
             hint="write -- PROGRAM to run a program instead; `hpcdl job submit` runs batch jobs",
         )
-    args.name = args.name or "shell"
     site = request.asked_site(args)
+    args.asked.setdefault("name", "shell")
     spec = replace(request.spec_of(args, site), program=tuple(args.rest))
     module = request.module_of(args, site, spec, published=not args.dry_run)
     plan = plan_shell(site, spec, module, Path.cwd())
@@ -53,7 +53,7 @@ def shell(args: argparse.Namespace) -> ExitCode | int:
 
 @command(
     "hpcdl job jupyter --partition v100 --gpus 1 --time 4:00:00",
-    request.options,
+    request.short_options,
     option("--job", "ID", "print again how to reach the JupyterLab of a running job"),
     option(
         "--local-port",
@@ -75,8 +75,8 @@ def jupyter(args: argparse.Namespace) -> ExitCode:
         site = the_site(args)
         run = submission.require_this_cluster(submission.find(site, args.job))
     else:
-        args.name = args.name or "jupyter"
         site = request.asked_site(args)
+        args.asked.setdefault("name", "jupyter")
         asked = replace(request.spec_of(args, site), program=tuple(args.rest))
         spec = notebook(asked, Path.cwd())
         module = request.module_of(args, site, spec, published=not args.dry_run)

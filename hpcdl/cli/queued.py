@@ -208,12 +208,6 @@ def report(args: argparse.Namespace) -> ExitCode:
         "month (default), user, account, partition, name or module",
         many=True,
     ),
-    option(
-        "--figure",
-        "FILE",
-        "write a bar per month, by the other keys, as .svg, .png or .pdf",
-        type=Path,
-    ),
     option("--all-users", "everybody's jobs, as far as Slurm shows them"),
 )
 def usage(args: argparse.Namespace) -> ExitCode:
@@ -221,18 +215,14 @@ def usage(args: argparse.Namespace) -> ExitCode:
     from datetime import date, timedelta
 
     from hpcdl.jobs.submission import asked, find
-    from hpcdl.jobs.usage import KEYS, as_text, shares, write_usage
+    from hpcdl.jobs.usage import KEYS, as_text, shares
     from hpcdl.slurm.consumed import consumed
-    from hpcdl.system.figures import check_figure
 
     site = the_site(args)
     keys = tuple(dict.fromkeys(args.by)) or ("month",)
     for key in keys:
         if key not in KEYS:
             raise BadInput(f"usage is not summed by '{key}'", hint=did_you_mean(key, KEYS))
-    if args.figure:
-        check_figure(args.figure)
-        keys = keys if "month" in keys else ("month", *keys)
     since = _day("--since", args.since) or (date.today() - timedelta(days=_DAYS)).isoformat()
     until = _day("--until", args.until) or "now"
 
@@ -243,8 +233,6 @@ def usage(args: argparse.Namespace) -> ExitCode:
             return ""
 
     found = shares(consumed(since, until, everybody=args.all_users), keys, module)
-    if args.figure:
-        write_usage(found, keys, args.figure)
     rows = [{**asdict(one), "group": dict(zip(keys, one.group, strict=True))} for one in found]
     data = {"since": since, "until": until, "by": keys, "usage": rows}
     return show(args, data, as_text(found, keys))

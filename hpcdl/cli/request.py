@@ -18,7 +18,7 @@ from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.program import NotHere
 from hpcdl.jobs.sbatch_options import as_ours
 from hpcdl.jobs.spec import command_of, load_request
-from hpcdl.system.declare import build, configure, merged, typed
+from hpcdl.system.declare import build, configure, entries, merged, typed
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.text import count_of
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 PROGRAM = "the program, or options of `hpcdl train`"
 """What follows two dashes."""
+_SHORT = {
+    *("partition", "nodes", "gpus", "gpu_model", "cpus_per_task", "mem", "minutes"),
+    *("account", "qos", "container", "modules"),
+}
 
 
 def options(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:
@@ -35,17 +39,12 @@ def options(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) ->
     configure(parser, JobSpec, leave_out)
     add = parser.add_argument
     add("--file", type=Path, metavar="FILE", help="job.yaml; options override its values")
-    add(
-        "--standalone",
-        action="store_true",
-        help="write into the script what it would source from the release",
-    )
-    add(
-        "--slurm-version",
-        metavar="V",
-        help="write the script for this Slurm release, not the site's",
-    )
     parser.set_defaults(elsewhere=_elsewhere)
+
+
+def short_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a job at which somebody works; `--file` has the rest."""
+    options(parser, {entry.name for entry in entries(JobSpec)} - _SHORT)
 
 
 def _elsewhere(option: str) -> str:
@@ -57,14 +56,14 @@ def _elsewhere(option: str) -> str:
 def asked_site(args: argparse.Namespace) -> Site:
     """Return the site, with --slurm-version; reports faults of file and options first."""
     args.asked = _asked(args)
-    site = the_site(args)
-    return site if args.slurm_version is None else with_version(site, args.slurm_version)
+    site, version = the_site(args), getattr(args, "slurm_version", None)
+    return with_version(site, version) if version else site
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
     """The written forms of the file and the options, which go before it."""
     file = {} if args.file is None else load_request(args.file)
-    if args.environment is not None:
+    if getattr(args, "environment", None) is not None:
         args.environment = [_variable(text) for text in args.environment]
     if args.gpus and (model := re.fullmatch(r"(\w+):(\d+)", args.gpus)):
         hint = f"write --gpus {model[2]}; --partition, or --gpu-model {model[1]}, says which GPU"
@@ -222,6 +221,6 @@ def modules_of(
         container=spec.container is not None,
         published=published,
     )
-    if args.standalone:
+    if getattr(args, "standalone", False):
         modules = {name: module._replace(functions=None) for name, module in modules.items()}
     return modules

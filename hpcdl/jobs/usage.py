@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from hpcdl.slurm.consumed import Consumed
-from hpcdl.system.figures import write_figure
 from hpcdl.system.text import one_line, table
 
 KEYS = ("month", "user", "account", "partition", "name", "module")
 """What usage can be summed by; `module` is known of jobs that hpcdl submitted."""
 
 _BAR = 40
-_SIZE_INCHES = (8.0, 4.5)
-_COLOURS = 9
 
 
 @dataclass(frozen=True)
@@ -82,52 +76,3 @@ def _sizes(groups: Sequence[UsageRow]) -> list[float]:
     """Return the GPU hours of each group, or the CPU hours if no job used a GPU."""
     gpus = [one.gpu_hours for one in groups]
     return gpus if any(gpus) else [one.cpu_hours for one in groups]
-
-
-def by_month(
-    groups: Sequence[UsageRow], keys: Sequence[str]
-) -> tuple[str, dict[str, dict[str, float]]]:
-    """Return a figure's unit, and its hours by group and month, the largest group first.
-
-    `keys` have the month. The smallest of many groups are one, `others`; hours are of GPUs, or of
-    CPUs where no job had a GPU.
-    """
-    place = list(keys).index("month")
-    rows, totals = [], dict[str, float]()
-    for row, size in zip(groups, _sizes(groups), strict=True):
-        rest = [part for number, part in enumerate(row.group) if number != place]
-        name = one_line(", ".join(filter(None, rest))) or "no name"
-        rows.append((name, row.group[place], size))
-        totals[name] = totals.get(name, 0.0) + size
-    most = sorted(totals, key=lambda name: -totals[name])[:_COLOURS]
-    hours: dict[str, dict[str, float]] = {name: {} for name in most}
-    for name, month, size in rows:
-        months = hours.setdefault(name if name in most else "others", {})
-        months[month] = months.get(month, 0.0) + size
-    return "GPU hours" if any(row.gpu_hours for row in groups) else "CPU hours", hours
-
-
-def write_usage(found: Sequence[UsageRow], keys: Sequence[str], path: Path) -> None:
-    """Write the figure: a bar per month, its parts the groups.
-
-    Raises BadInput for a name that no figure can have, MissingPrerequisite without matplotlib.
-    """
-    unit, groups = by_month(found, keys)
-    months = sorted({month for hours in groups.values() for month in hours})
-
-    def draw(figure: Any) -> None:
-        axes = figure.subplots()
-        base = [0.0] * len(months)
-        for name, hours in groups.items():
-            size = [hours.get(month, 0.0) for month in months]
-            # Matplotlib's legend leaves `_name` out; a job's name is no formula.
-            label = re.sub("^_", " _", name).replace("$", "\\$") if len(keys) > 1 else None
-            axes.bar(months, size, bottom=base, label=label)
-            base = [below + own for below, own in zip(base, size, strict=True)]
-        axes.set(ylabel=unit)
-        axes.tick_params(axis="x", rotation=45)
-        axes.grid(axis="y", alpha=0.3)
-        if len(keys) > 1 and groups:
-            axes.legend(title=", ".join(key for key in keys if key != "month"), fontsize="small")
-
-    write_figure(path, _SIZE_INCHES, draw)
