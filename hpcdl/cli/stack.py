@@ -282,40 +282,36 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     changes=True,
 )
 def _sbom(args: argparse.Namespace) -> ExitCode:
-    """List a release's packages and licences; write SPDX and CycloneDX files."""
-    from hpcdl.stack.findings import ARCHIVE, components, dated, findings, osv_file
+    """List a release's packages, licences, known vulnerabilities; write a CycloneDX file."""
     from hpcdl.stack.release import find_release
-    from hpcdl.stack.sbom import write_sboms
+    from hpcdl.stack.sbom import audit, components, findings, write_sbom
 
     site = the_site(args)
     release = find_release(site, args.release)
     inside = components(release)
+    note = "" if args.dry_run else audit(release, inside)
     weaknesses = findings(site, release, inside)
-    source = osv_file(site)
-    files = [] if args.dry_run else list(write_sboms(release, weaknesses))
+    files = [] if args.dry_run else [write_sbom(release, weaknesses)]
     data = {
-        "schema": 1,
+        "schema": 2,
         "release": release.id,
         "files": files,
-        "components": [vars(component) for component in inside],
+        "components": [component.as_data() for component in inside],
         "vulnerabilities": [weakness.as_data() for weakness in weaknesses],
-        "osv": dated(source) if source else None,
+        "audit": note or None,
     }
+    rows = [one.as_data() for one in inside]
     cells = [
-        [item.name, item.version, item.licence or f"unknown ({item.words})"] for item in inside
+        [str(row["name"]), str(row["version"]), str(row["licence"] or f"unknown ({row['words']})")]
+        for row in rows
     ]
     lines = [table(cells, ["package", "version", "licence"])]
     for weakness in weaknesses:
         lines.append(
-            f"\n{weakness.id} {', '.join(weakness.packages)}, {weakness.state}: {weakness.what}"
+            f"\n{weakness.id} {', '.join(weakness.purls)}, {weakness.state}: {weakness.what}"
         )
         lines.append(f"  {weakness.describe()}")
-    databases = (
-        f"{source} of {dated(source)}"
-        if source
-        else (f"no file of OSV: fetch {ARCHIVE} to {site.paths.prefix / 'osv.zip'}")
-    )
-    lines.append(f"\nknown vulnerabilities: hpcdl's own list, and {databases}")
+    lines += [f"note: {note}"] if note else []
     return show(args, data, "\n".join([*lines, *(f"wrote {path}" for path in files)]))
 
 
@@ -327,43 +323,12 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
 )
 def _accept_eula(args: argparse.Namespace) -> ExitCode:
     """Record that a licence agreement, which publishing needs, was accepted."""
-    from hpcdl.stack.records import accept
+    from hpcdl.stack.waivers import accept
 
-    accepted = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
-    text = f"{accepted.by} accepted '{accepted.agreement}' at {accepted.at}"
-    return _recorded(args, vars(accepted), text)
-
-
-def _recorded(args: argparse.Namespace, values: dict[str, str], text: str) -> ExitCode:
+    made = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
     would = "would be recorded" if args.dry_run else "recorded"
-    return show(args, {"schema": 1, "dry_run": args.dry_run, **values}, f"{would}: {text}")
-
-
-@command(
-    "hpcdl stack waive CVE-2024-10190 --because 'no elastic jobs' --owner 'Ada' --until 2027-06-30",
-    option("vulnerability", "CVE", "such as CVE-2024-10190"),
-    option(
-        "--kind",
-        "KIND",
-        "accepted-risk (the default), or why the release is not affected, such as "
-        "code-not-reachable; a wrong one lists all",
-    ),
-    option("--because", "TEXT", "the reason, in a line", required=True),
-    option("--owner", "NAME", "who is responsible", required=True),
-    option("--until", "YEAR-MONTH-DAY", "last valid day", required=True),
-    changes=True,
-)
-def _waive(args: argparse.Namespace) -> ExitCode:
-    """Record why a known vulnerability is accepted or not exploitable, with owner and day."""
-    from hpcdl.stack.findings import known_names
-    from hpcdl.stack.records import Waiver, waive
-
-    named = {"kind": args.kind} if args.kind else {}
-    waiver = Waiver(args.vulnerability, args.because, args.owner, args.until, **named)
-    site = the_site(args)
-    waive(site, waiver, known_here=known_names(site), dry_run=args.dry_run)
-    text = f"{waiver.weakness} is waived until {waiver.until} by {waiver.owner}"
-    return _recorded(args, vars(waiver), text)
+    text = f"{would}: {made['by']} accepted '{made['agreement']}' at {made['at']}"
+    return show(args, {"schema": 1, "dry_run": args.dry_run, **made}, text)
 
 
 @command(
@@ -405,7 +370,6 @@ GROUP = Group(
         _gc,
         _sbom,
         _accept_eula,
-        _waive,
         _kernel,
     ),
 )

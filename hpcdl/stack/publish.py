@@ -18,7 +18,6 @@ from hpcdl.stack import dispatch
 from hpcdl.stack.dispatch import Dispatch, Event, choose, publish_history, read_history
 from hpcdl.stack.install import require_readers, require_safe_modes
 from hpcdl.stack.modules import render_modules, write_cache, write_modules, write_site_files
-from hpcdl.stack.records import require_answers
 from hpcdl.stack.release import (
     BrokenRelease,
     Release,
@@ -27,16 +26,17 @@ from hpcdl.stack.release import (
     read_release,
     release_ids,
 )
-from hpcdl.stack.sbom import CYCLONEDX_FILE, SPDX_FILE, refresh_sboms
+from hpcdl.stack.sbom import CYCLONEDX_FILE, refresh_sbom
 from hpcdl.stack.seal import CHECKED_FILE, look, require_integrity
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
+from hpcdl.stack.waivers import require_answers
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
 
 Say = Callable[[str], None]
 _WAIT_SECONDS, SOON_SECONDS = 3600, 10.0
 """How long a publish waits for another one, and a rollback for whoever switches."""
-_WRITTEN = (PROOF_FILE, SPDX_FILE, CYCLONEDX_FILE, CHECKED_FILE)
+_WRITTEN = (PROOF_FILE, CYCLONEDX_FILE, CHECKED_FILE)
 """What publishes write into a release; killed ones leave parts of these that only we may read."""
 
 
@@ -119,7 +119,7 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
     require_safe_modes(release, {name: entry.status for name, entry in entries.items()})
     require_integrity(release, entries)
     write_site_files(site)
-    refresh_sboms(site, release, say)
+    refresh_sbom(site, release, say)
     with switch_lock(site, _WAIT_SECONDS):
         if read_history(site) != seen:  # another publish or rollback came between
             _show_modules(site, release, event)

@@ -1,91 +1,288 @@
-"""Bills of materials of a release: SPDX 2.3 and CycloneDX 1.6, written by their libraries.
+"""The bill of materials of a release, CycloneDX 1.6 by its library, with known vulnerabilities.
 
-Both hold the same components. CycloneDX also holds the known vulnerabilities, each with the state
-of its waiver as its analysis; in SPDX a package refers to them. Times and serial numbers come from
-the release, so that writing it again gives the same file.
+Names, versions and digests come from the release's lock, licences from the metadata of the
+installed packages or from the lock itself. Words that are no SPDX expression are looked up
+in the facts; what the library does not know stays as it is, never guessed.
+
+Vulnerabilities come from hpcdl's own facts, which stop a publish until they are waived, and from
+pip-audit, which only informs: `stack sbom` runs it where it is installed and keeps its answer in
+the release. Without internet, an admin runs it elsewhere over the release's audit.txt. Each has the
+state of its waiver, by any of its names, as its analysis (VEX). Times and the serial number come
+from the release, so that writing the bill again gives the same file.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import re
+import shutil
+import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.findings import (
-    Advisory,
-    BomComponent,
-    components,
-    findings,
-    osv_file,
-    spdx_licensing,
-)
 from hpcdl.stack.release import Release
-from hpcdl.system.errors import CheckFailed, MissingPrerequisite
+from hpcdl.stack.waivers import WAIVERS_FILE, Waiver, holds, read_waivers, waiver_data
+from hpcdl.stack.wheelhouse import normal_name
+from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
-from hpcdl.system.resources import scratch_directory, to_install
+from hpcdl.system.resources import to_install
+from hpcdl.system.run import run
 
-SPDX_FILE = "sbom.spdx.json"
 CYCLONEDX_FILE = "sbom.cdx.json"
-# The form that the SPDX specification (6.5) gives for documents without a site of their own.
-_NAMESPACE = "https://spdx.org/spdxdocs/"
-_ADVISORIES = "https://osv.dev/vulnerability/"
+AUDIT_LIST, AUDIT_FILE = "audit.txt", "audit.json"
+"""The release's packages of PyPI, and pip-audit's answer about them."""
+_PYPI = {"files.pythonhosted.org", "pypi.io", "pypi.org", "pypi.python.org"}
+_SUFFIX = re.compile(r"\.(tar\.\w+|tgz|zip|whl)\Z")
+_TAG = re.compile(r"/(?:archive/refs/tags|archive|releases/download)/([^/]+)")
+_AUDIT_SECONDS = 300
 
 
-def write_sboms(release: Release, found: Sequence[Advisory]) -> tuple[Path, Path]:
-    """Write both bills of materials into the release, with what is known of its vulnerabilities."""
-    inside = components(release)
+@dataclass(frozen=True)
+class BomComponent:
+    """One package: `purl` is its package URL, `licence` the library's object, None if unknown."""
+
+    name: str
+    version: str
+    sha256: str | None
+    purl: str
+    licence: Any
+
+    @property
+    def spdx(self) -> str:
+        """Its licence as an SPDX expression; empty where the words of its metadata are none."""
+        return getattr(self.licence, "id", None) or getattr(self.licence, "value", None) or ""
+
+    def as_data(self) -> dict[str, object]:
+        """For machines."""
+        words = getattr(self.licence, "name", None)
+        return {**vars(self), "licence": self.spdx or None, "words": words}
+
+
+def components(release: Release) -> tuple[BomComponent, ...]:
+    """Every package of a release's lock, by name; one that is there twice is named once.
+
+    hpcdl, Python and the MPI are among them, also where the lock has only wheels.
+    """
+    folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
+    installed = {normal_name(one.name): one for one in distributions(path=folders)}
+    packages: dict[str, BomComponent] = {}
+    rows = [*release.lock, *_beneath(release)]
+    for entry in sorted(rows, key=lambda entry: (entry["name"], entry["version"])):
+        name = normal_name(entry["name"])
+        words = [entry["licence"]] if "licence" in entry else []
+        if not words and name in installed:
+            words = licence_words(installed[name].metadata)
+        purl, licence = purl_of(entry), licence_of(words)
+        packages[purl] = BomComponent(name, entry["version"], entry.get("sha256"), purl, licence)
+    return tuple(packages.values())
+
+
+def _beneath(release: Release) -> list[Mapping[str, str]]:
+    """Return entries for what the lock does not list: hpcdl itself, Python and the MPI."""
+    locked = {normal_name(entry["name"]) for entry in release.lock}
+    recorded = dict(release.versions)
+    # "Open MPI 4.1.4": the program's name and its version.
+    mpi, _, version = recorded.get("mpi", "").rpartition(" ")
+    versions = {
+        "hpcdl": release.hpcdl,
+        "python": recorded.get("python", ""),
+        mpi.lower().replace(" ", ""): version,
+    }
+    rows = facts.load("records")["beneath"]
+    return [
+        {"name": name, "version": version, "hash": "", **rows.get(name, {})}
+        for name, version in versions.items()
+        if name and version and not {name, f"py-{name}"} & locked
+    ]
+
+
+def licence_words(metadata: Any) -> list[str]:
+    """Return a package's licence texts from its metadata, surest first, 200 characters each.
+
+    `metadata` are headers, as `importlib.metadata` and `email.parser` give them.
+    """
+    stated = [metadata.get("License-Expression") or "", metadata.get("License") or ""]
+    stated += [
+        text.split(" :: ")[-1]
+        for text in metadata.get_all("Classifier") or []
+        if text.startswith("License ::")
+    ]
+    return [line for text in stated if (line := text.strip().split("\n")[0][:200])]
+
+
+def licence_of(words: Sequence[str]) -> Any:
+    """The first of these words that is a licence for the library of CycloneDX, else the first.
+
+    None without words; MissingPrerequisite without the extra 'records'.
+    """
     try:
-        texts = _spdx(release, inside, found), _cyclonedx(release, inside, found)
+        from cyclonedx.contrib.license.factories import LicenseFactory
     except ImportError as fault:
         raise MissingPrerequisite(
             "a bill of materials needs libraries that are not installed", hint=to_install("records")
         ) from fault
-    files = release.root / SPDX_FILE, release.root / CYCLONEDX_FILE
-    for path, text in zip(files, texts, strict=True):
-        write_atomic(path, text)
-    return files
+    known = facts.load("records")["licences"]
+    made = [LicenseFactory().make_from_string(known.get(one.casefold(), one)) for one in words]
+    return next((one for one in made if not getattr(one, "name", None)), made[0] if made else None)
 
 
-def refresh_sboms(site: Site, release: Release, say: Callable[[str], None]) -> None:
-    """Write both where they are missing or older than the site's waivers or OSV's file.
+def purl_of(entry: Mapping[str, str]) -> str:
+    """The package URL of a lock's entry: where the package really comes from.
 
-    A publish does not fail for them: the reason is printed.
+    Wheels, and what Spack built from PyPI's archives, are `pkg:pypi`; what comes from GitHub is
+    `pkg:github` with its tag or commit; anything else is `pkg:generic` with the archive's address
+    and digest. The names are those of the archives, not Spack's (github.com/package-url/purl-spec).
+    Entries from Spack have a `hash`, and `url`, `sha256`, `commit` of their archives.
     """
-    files = [release.root / name for name in (SPDX_FILE, CYCLONEDX_FILE)]
-    sources = [site.paths.prefix / "records.json", osv_file(site)]
-    newest = max((path.stat().st_mtime for path in sources if path and path.exists()), default=0.0)
-    if all(path.is_file() and path.stat().st_mtime >= newest for path in files):
+    from packageurl import PackageURL
+
+    name, version = entry["name"], entry["version"]
+    if "hash" not in entry:
+        return str(PackageURL("pypi", None, normal_name(name), version))
+    url = entry.get("url", "")
+    host, path = urlsplit(url).hostname, urlsplit(url).path
+    if host in _PYPI:
+        file = _SUFFIX.sub("", path.rpartition("/")[2])
+        project = file.partition(f"-{version}" if f"-{version}" in file else "-")[0]
+        return str(PackageURL("pypi", None, normal_name(project), version))
+    known = _on_github(path, entry) if host == "github.com" else None
+    if known:
+        owner, repository, revision = known
+        return str(PackageURL("github", owner.lower(), repository.lower(), revision))
+    digest = f"sha256:{entry['sha256']}" if "sha256" in entry else ""
+    found = {"download_url": url, "checksum": digest if url else ""}
+    qualifiers = {key: value for key, value in found.items() if value}
+    return str(PackageURL("generic", None, name, version, qualifiers))
+
+
+def _on_github(path: str, entry: Mapping[str, str]) -> tuple[str, str, str] | None:
+    """Owner, repository, and the tag or commit; None where the address names none."""
+    parts = path.strip("/").split("/")
+    if len(parts) < 2:
+        return None
+    repository = parts[1].removesuffix(".git")
+    found = _TAG.search(path)
+    revision = entry.get("commit") or (unquote(_SUFFIX.sub("", found.group(1))) if found else "")
+    return (parts[0], repository, revision) if revision else None
+
+
+@dataclass(frozen=True)
+class Advisory:
+    """A vulnerability in packages of a release, and the site's answer to it.
+
+    `aliases` are its other names, `purls` the packages, `fixed` the first version without it.
+    """
+
+    id: str
+    aliases: tuple[str, ...]
+    what: str
+    purls: tuple[str, ...]
+    fixed: str = ""
+    waiver: Waiver | None = None
+
+    @property
+    def state(self) -> str:
+        """`waived`, `expired` or `open`."""
+        if self.waiver is None:
+            return "open"
+        return "expired" if self.waiver.expired else "waived"
+
+    def as_data(self) -> dict[str, object]:
+        """For machines."""
+        waiver = waiver_data(self.waiver) if self.waiver else None
+        return {**vars(self), "state": self.state, "waiver": waiver}
+
+    def describe(self) -> str:
+        """Return the site's answer to it."""
+        if self.waiver is None:
+            return "no waiver" + (f"; fixed in {self.fixed}" if self.fixed else "")
+        waiver = self.waiver
+        expired = "" if self.state == "waived" else "the waiver expired: "
+        answers = f"(owner: {waiver.owner}, until {waiver.until})"
+        return f"{expired}{waiver.kind}: {waiver.because} {answers}"
+
+
+def findings(site: Site, release: Release, inside: Sequence[BomComponent]) -> list[Advisory]:
+    """Everything known, hpcdl's own facts first; one that both know is named once.
+
+    Raises:
+        BadInput: the site's waivers have faults.
+        CheckFailed: pip-audit's answer or the site's records are damaged.
+    """
+    waivers = read_waivers(site)
+    own = []
+    for name, row in facts.load("records")["weaknesses"].items():
+        if holds(release, row["packages"], row["versions"]):
+            patterns = row["packages"]
+            hit = (p.purl for p in inside if any(fnmatchcase(p.name, one) for one in patterns))
+            own.append(Advisory(name, (), row["what"], tuple(hit), waiver=waivers.get(name)))
+    known = {one.id for one in own}
+    audited = _audited(release, inside, waivers)
+    return [*own, *(one for one in audited if known.isdisjoint((one.id, *one.aliases)))]
+
+
+def _audited(
+    release: Release, inside: Sequence[BomComponent], waivers: Mapping[str, Waiver]
+) -> Iterator[Advisory]:
+    """Yield what pip-audit's answer in the release says of its packages."""
+    path = release.root / AUDIT_FILE
+    if not path.is_file():
         return
+    purls = {(one.name, one.version): one.purl for one in inside if one.purl.startswith("pkg:pypi")}
     try:
-        advisories = findings(site, release, components(release))
-        write_sboms(release, advisories)
-    except (MissingPrerequisite, CheckFailed) as lack:
-        say(f"note: no bill of materials: {lack.message}: {lack.hint}")
-    except ValueError as fault:
-        # The libraries refuse what some package says of itself: no reason to stop a publish.
-        say(f"note: no bill of materials: {str(fault)[:300]}")
-    else:
-        unanswered = sum(advisory.state != "waived" for advisory in advisories)
-        if unanswered:
-            say(f"note: {unanswered} known vulnerabilities have no waiver: `hpcdl stack sbom`")
+        for row in json.loads(path.read_bytes())["dependencies"]:
+            purl = purls.get((normal_name(row["name"]), row.get("version", "")))
+            for one in row.get("vulns", ()) if purl else ():
+                names = (str(one["id"]), *map(str, one["aliases"]))
+                words = str(one.get("description") or "no description").strip().split("\n")[0]
+                plain = "".join(character for character in words if character.isprintable())
+                waiver = next((waivers[name] for name in names if name in waivers), None)
+                fixed = str(min(one["fix_versions"], default=""))
+                yield Advisory(names[0], names[1:], plain[:200], (str(purl),), fixed, waiver)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+        raise CheckFailed(
+            f"{path} is no answer of pip-audit: {str(fault)[:200]}",
+            hint=f"remove it, then `hpcdl stack sbom {release.id}` asks again",
+        ) from fault
 
 
-def _serial(release: Release) -> uuid.UUID:
-    return uuid.uuid5(uuid.NAMESPACE_URL, f"{_NAMESPACE}{release.id}/{release.created}")
+def audit(release: Release, inside: Sequence[BomComponent]) -> str:
+    """Let pip-audit look at the release's packages of PyPI, keep its answer; a note on it.
 
-
-def _created(release: Release) -> datetime.datetime:
-    return datetime.datetime.strptime(release.created, "%Y-%m-%dT%H:%M:%SZ").replace(
-        tzinfo=datetime.timezone.utc
+    A package that pip-audit cannot find is not counted as sound.
+    """
+    listed, answer = release.root / AUDIT_LIST, release.root / AUDIT_FILE
+    rows = [f"{one.name}=={one.version}" for one in inside if one.purl.startswith("pkg:pypi/")]
+    write_atomic(listed, "".join(f"{row}\n" for row in rows))
+    ask = f"--disable-pip --no-deps -f json -r {listed} -o {answer}"
+    program = shutil.which("pip-audit") or shutil.which(
+        "pip-audit", path=Path(sys.executable).parent
     )
+    if program is None:
+        return f"pip-audit is not here; where it is: `pip-audit {ask}`"
+    words = ["--disable-pip", "--no-deps", "--progress-spinner", "off", "-f", "json", "-r"]
+    found = run([program, *words, listed], check=False, timeout=_AUDIT_SECONDS)
+    try:
+        skipped = sum("skip_reason" in row for row in json.loads(found.stdout)["dependencies"])
+    except (ValueError, KeyError, TypeError):
+        return f"pip-audit failed: {' | '.join(found.last_lines(2))}"
+    if skipped == len(rows):
+        return f"pip-audit found no package on its index; where it does: `pip-audit {ask}`"
+    write_atomic(answer, found.stdout)
+    return f"pip-audit knew {len(rows) - skipped} of {len(rows)} packages"
 
 
-def _cyclonedx(release: Release, inside: Sequence[BomComponent], found: Sequence[Advisory]) -> str:
+def write_sbom(release: Release, found: Sequence[Advisory]) -> Path:
+    """Write the bill of materials into the release, with what is known of its vulnerabilities."""
     from cyclonedx.model import component as cyclone
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.output.json import JsonV1Dot6
@@ -96,27 +293,25 @@ def _cyclonedx(release: Release, inside: Sequence[BomComponent], found: Sequence
         bom_ref=release.id,
         version=release.module_version,
     )
-    parts = [_cyclone_component(component) for component in inside]
+    made = datetime.datetime.strptime(release.created, "%Y-%m-%dT%H:%M:%SZ")
+    parts = [_component(one) for one in components(release)]
     bom = Bom(
-        serial_number=_serial(release),
+        serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"hpcdl/{release.id}/{release.created}"),
         components=parts,
-        vulnerabilities=[_cyclone_finding(finding) for finding in found],
-        metadata=BomMetaData(component=whole, timestamp=_created(release)),
+        vulnerabilities=[_vulnerability(one) for one in found],
+        metadata=BomMetaData(component=whole, timestamp=made.replace(tzinfo=datetime.timezone.utc)),
     )
     bom.register_dependency(whole, parts)
-    text: str = JsonV1Dot6(bom).output_as_string(indent=2)
-    return text + "\n"
+    path = release.root / CYCLONEDX_FILE
+    write_atomic(path, JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
+    return path
 
 
-def _cyclone_component(component: BomComponent) -> Any:
+def _component(component: BomComponent) -> Any:
     from cyclonedx.model import HashAlgorithm, HashType
     from cyclonedx.model import component as cyclone
-    from cyclonedx.model.license import DisjunctiveLicense, LicenseExpression
     from packageurl import PackageURL
 
-    licences: list[Any] = [DisjunctiveLicense(name=component.words)] if component.words else []
-    if component.licence:
-        licences = [LicenseExpression(component.licence)]
     digests = [component.sha256] if component.sha256 else []
     return cyclone.Component(
         type=cyclone.ComponentType.LIBRARY,
@@ -124,12 +319,12 @@ def _cyclone_component(component: BomComponent) -> Any:
         version=component.version,
         purl=PackageURL.from_string(component.purl),
         bom_ref=component.purl,
-        licenses=licences,
+        licenses=[component.licence] if component.licence else [],
         hashes=[HashType(alg=HashAlgorithm.SHA_256, content=text) for text in digests],
     )
 
 
-def _cyclone_finding(finding: Advisory) -> Any:
+def _vulnerability(finding: Advisory) -> Any:
     """A vulnerability as its valid waiver says; without one it is still to be looked at."""
     from cyclonedx.model import impact_analysis as impact
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
@@ -151,70 +346,25 @@ def _cyclone_finding(finding: Advisory) -> Any:
     )
 
 
-def _spdx(release: Release, inside: Sequence[BomComponent], found: Sequence[Advisory]) -> str:
-    from spdx_tools.spdx import model
-    from spdx_tools.spdx.writer.json.json_writer import write_document_to_file
+def refresh_sbom(site: Site, release: Release, say: Callable[[str], None]) -> None:
+    """Write it where it is missing or older than the site's waivers or pip-audit's answer.
 
-    info = model.CreationInfo(
-        spdx_version="SPDX-2.3",
-        spdx_id="SPDXRef-DOCUMENT",
-        name=release.id,
-        document_namespace=f"{_NAMESPACE}{release.id}-{_serial(release)}",
-        creators=[model.Actor(model.ActorType.TOOL, f"hpcdl-{release.hpcdl}")],
-        created=_created(release).replace(tzinfo=None),
-    )
-    whole = model.Package(
-        "SPDXRef-Release",
-        release.id,
-        model.SpdxNoAssertion(),
-        files_analyzed=False,
-        version=release.module_version,
-    )
-    packages = [_spdx_package(component, found) for component in inside]
-    kinds = model.RelationshipType
-    relations = [
-        model.Relationship("SPDXRef-DOCUMENT", kinds.DESCRIBES, whole.spdx_id),
-        *(model.Relationship(whole.spdx_id, kinds.CONTAINS, p.spdx_id) for p in packages),
-    ]
-    # The licences that are not on SPDX's list, which a document must describe itself.
-    used = {one.licence for one in inside}
-    own = facts.load("records")["own_licences"]
-    described = [model.ExtractedLicensingInfo(name, **own[name]) for name in own if name in used]
-    document = model.Document(
-        info,
-        packages=[whole, *packages],
-        relationships=relations,
-        extracted_licensing_info=described,
-    )
-    with scratch_directory() as scratch:
-        path = scratch / SPDX_FILE
-        write_document_to_file(document, str(path), validate=True)
-        return json.dumps(json.loads(path.read_text("utf-8")), indent=2) + "\n"
-
-
-def _spdx_package(component: BomComponent, found: Sequence[Advisory]) -> Any:
-    from spdx_tools.spdx import model
-
-    unknown, kinds = model.SpdxNoAssertion(), model.ExternalPackageRefCategory
-    declared = spdx_licensing().parse(component.licence) if component.licence else unknown
-    digests = [component.sha256] if component.sha256 else []
-    origin = component.purl.partition(":")[2].partition("/")[0]
-    name = f"{origin}-{component.name}-{component.version}"
-    safe = "".join(c if (c.isascii() and c.isalnum()) or c in ".-" else "-" for c in name)
-    about = [model.ExternalPackageRef(kinds.PACKAGE_MANAGER, "purl", component.purl)]
-    about += [
-        model.ExternalPackageRef(kinds.SECURITY, "advisory", _ADVISORIES + one.id, one.describe())
-        for one in found
-        if component.purl in one.purls
-    ]
-    return model.Package(
-        f"SPDXRef-{safe}",
-        component.name,
-        component.url or unknown,
-        version=component.version,
-        files_analyzed=False,
-        checksums=[model.Checksum(model.ChecksumAlgorithm.SHA256, text) for text in digests],
-        license_declared=declared,
-        license_comment=None if component.licence else component.words or None,
-        external_references=about,
-    )
+    A publish does not fail for it: the reason is printed.
+    """
+    file = release.root / CYCLONEDX_FILE
+    sources = [site.paths.prefix / WAIVERS_FILE, release.root / AUDIT_FILE]
+    newest = max((path.stat().st_mtime for path in sources if path.exists()), default=0.0)
+    if file.is_file() and file.stat().st_mtime >= newest:
+        return
+    try:
+        advisories = findings(site, release, components(release))
+        write_sbom(release, advisories)
+    except (MissingPrerequisite, CheckFailed, BadInput) as lack:
+        say(f"note: no bill of materials: {lack.message}: {lack.hint}")
+    except ValueError as fault:
+        # The library refuses what some package says of itself: no reason to stop a publish.
+        say(f"note: no bill of materials: {str(fault)[:300]}")
+    else:
+        unanswered = sum(advisory.state != "waived" for advisory in advisories)
+        if unanswered:
+            say(f"note: {unanswered} known vulnerabilities have no waiver: `hpcdl stack sbom`")

@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.stack.install import add_startup
 from hpcdl.stack.publish import publish
-from hpcdl.stack.records import accept
+from hpcdl.stack.waivers import accept
 from tests.integration.conftest import needs_lmod
 from tests.small_release import LMOD, make_current, mixed_site, passing, silent, small_site
 

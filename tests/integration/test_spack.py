@@ -19,7 +19,6 @@ from hpcdl import facts
 from hpcdl.site import External, SpackSettings, StackRequest, load_site
 from hpcdl.stack.plans import plan_build
 from hpcdl.stack.publish import publish
-from hpcdl.stack.records import accept
 from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack_backend import adopt as adopt_module
@@ -30,11 +29,12 @@ from hpcdl.stack.spack_backend.make import BuildCache
 from hpcdl.stack.spack_backend.spack_build import build_spack, open_build
 from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.stack.spack_backend.view import inventory
+from hpcdl.stack.waivers import accept
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 from tests.integration.conftest import needs_lmod
 from tests.integration.spack_fixture import PACKAGES, why_not
-from tests.integration.stack_fixture import bills
+from tests.integration.stack_fixture import bill
 from tests.small_release import LMOD, passing
 
 OVERLAY = sorted(
@@ -151,7 +151,7 @@ def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, mo
     release = read_release(site, release_id)
     assert {entry["name"] for entry in release.lock} >= {"py-tensorflow", "cuda", "cudnn", "nccl"}
     assert release.module == "tensorflow/2.20.0-cuda12.6-sm60"
-    components, _ = bills(release)
+    components = bill(release)
     purls = {one["name"]: one["purl"] for one in components}
     assert len(purls) > 100
     assert purls["py-numpy"].startswith("pkg:pypi/numpy@")

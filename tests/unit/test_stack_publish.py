@@ -23,8 +23,8 @@ from hpcdl.stack.publish import (
     switch_lock,
     verify,
 )
-from hpcdl.stack.records import accept
 from hpcdl.stack.release import current_id, current_release
+from hpcdl.stack.waivers import accept
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import LockBusy, locked
 from tests.small_release import failing, make_current, make_release, passing, silent, small_site
