@@ -23,7 +23,7 @@ FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 SCRIPT = "#!/bin/bash\n#SBATCH --ntaks=4\nsrun hostname\n"
 COMMANDS = (
     ("job lint --site pi my_job.sh", 0, 4),
-    ("job render --explain --site pi --partition p100 --gpus 4", 3, 13),
+    ("job explain --site pi --partition p100 --gpus 4", 3, 13),
     ("predict scale --site pi --partition p100 --model resnet50", 2, 6),
     ("stack resolve --site pi", 38, 43),
 )

@@ -26,7 +26,7 @@ _PORT = 8888
 
 @command(
     "hpcdl job shell --partition v100 --gpus 1 --time 2:00:00",
-    request.short_options,
+    request.options,
     changes=True,
     rest="a program to run on the node in place of the prompt",
 )

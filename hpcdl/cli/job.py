@@ -30,9 +30,16 @@ _SHOWN = 20
 _CHECKED = 200
 
 
+def _written(args: argparse.Namespace) -> JobScript:
+    from hpcdl.jobs.script import render_script
+
+    site = request.asked_site(args)
+    spec = request.spec_of(args, site)
+    return render_script(site, spec, request.checked(args, site, spec, queued=False))
+
+
 @command(
     "hpcdl job render --partition p100 --gpus 8 > job.sh",
-    option("--explain", "print the reason for every line, too"),
     option("--standalone", "write into the script what it would source from the release"),
     option("--slurm-version", "V", "write the script for this Slurm release, not the site's"),
     request.options,
@@ -40,22 +47,23 @@ _CHECKED = 200
 )
 def _render(args: argparse.Namespace) -> ExitCode:
     """Print the job script, and submit nothing."""
-    from hpcdl.jobs.script import render_script
-
-    site = request.asked_site(args)
-    spec = request.spec_of(args, site)
-    script = render_script(site, spec, request.checked(args, site, spec, queued=False))
-    if args.explain:
-        data = [
-            {"text": line.text, "reason": line.reason, "rule": line.rule(script.slurm_version)}
-            for line in script.lines
-        ]
-        return show(args, data, script.explained)
+    script = _written(args)
     if args.json:
         print_json({"script": script.text, "layout": asdict(script.layout)})
     else:
         _print_script(script)
     return ExitCode.OK
+
+
+@command("hpcdl job explain --partition p100 --gpus 8", request.options, rest=request.PROGRAM)
+def _explain(args: argparse.Namespace) -> ExitCode:
+    """Print the job script with the reason for every line."""
+    script = _written(args)
+    data = [
+        {"text": line.text, "reason": line.reason, "rule": line.rule(script.slurm_version)}
+        for line in script.lines
+    ]
+    return show(args, data, script.explained)
 
 
 def _print_script(script: JobScript) -> None:
@@ -352,6 +360,7 @@ GROUP = Group(
     (
         _submit,
         _render,
+        _explain,
         _schema,
         interactive.shell,
         interactive.jupyter,

@@ -51,7 +51,7 @@ STEPS = (
     ),
     TourStep(
         "a training job on 2 nodes x 2 ranks",
-        "The script is derived from the site file; `hpcdl job render --explain` gives its reasons.",
+        "The script is derived from the site file; `hpcdl job explain` gives its reasons.",
         "hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digits --time 10:00"
         " --watch -- --model mlp --data {datasets}/digits --epochs 60 --global-batch 128"
         " --target-accuracy 0.95",

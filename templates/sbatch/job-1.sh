@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What every job of hpcdl does. A script sources this file of its release, or has the functions that
 # it calls in itself (`hpcdl job render --standalone`). Comments that begin with two blanks are
-# reasons: `hpcdl job render --explain` prints them, and no script has them. A line that ends in `#? WORD` is
+# reasons: `hpcdl job explain` prints them, and no script has them. A line that ends in `#? WORD` is
 # only in scripts that have that word.
 
 # Variables of another job, inherited at submission, would change the steps.

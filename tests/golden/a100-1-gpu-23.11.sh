@@ -1,6 +1,6 @@
 #!/bin/bash
 # train: 1 node x 1 GPU on a100 of a100-h100, Slurm 23.11.
-# Written by hpcdl; `hpcdl job render --explain` gives the reason of every line.
+# Written by hpcdl; `hpcdl job explain` gives the reason of every line.
 #SBATCH --job-name=train
 #SBATCH --partition=a100
 #SBATCH --account=ai

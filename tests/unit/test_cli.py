@@ -360,7 +360,7 @@ def test_json_is_json_and_names_what_text_names(call):
     data = json.loads(out)
     assert (code, data["layout"]["nodes"]) == (0, 2)
     assert data["script"].startswith("#!/bin/bash\n")
-    lines = json.loads(call("job render --explain --site embedded --no-module --json")[1])
+    lines = json.loads(call("job explain --site embedded --no-module --json")[1])
     assert {"text", "reason", "rule"} <= lines[0].keys()
     assert any(line["rule"] for line in lines)
 

@@ -271,7 +271,7 @@ def test_no_directive_of_the_script_can_be_given_again(hpcdl):
 
 def test_the_command_line_and_the_file_pass_them_on(tmp_path, hpcdl):
     (tmp_path / "job.yaml").write_text("schema: 1\nsbatch: [mail-type=END, nice]\n")
-    line = ["job", "render", "--explain", "--site", "p100-v100-k80", "--no-module"]
+    line = ["job", "explain", "--site", "p100-v100-k80", "--no-module"]
     text = hpcdl(*line, "--file", str(tmp_path / "job.yaml")).out
     assert "#  as requested\n#SBATCH --mail-type=END\n#  as requested\n#SBATCH --nice\n" in text
     text = hpcdl(*line, "--sbatch", "exclude=n1", "--sbatch=--hold").out
