@@ -1,0 +1,132 @@
+"""Cost is linear in the site: a command's own CPU seconds and memory, on the largest sites.
+
+A process's CPU time tells little of what else the machine does; that of programs which it starts is
+not counted.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from hpcdl.regress.history import open_history
+from tests import make, nights
+
+RUN = """
+import sys, time
+from pathlib import Path
+from hpcdl.cli import main
+code = main(sys.argv[1:])
+peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
+print(code, time.process_time(), peak, file=sys.__stderr__)
+"""
+GPUS = (
+    ("P100-PCIe", "580.95.05"),
+    ("V100-PCIe", "550.54.15"),
+    ("A100-SXM4-40GB", "535.183.06"),
+    ("H100-SXM5", "580.95.05"),
+    ("T4", "550.54.15"),
+    ("K80", "470.256.02"),
+)
+
+
+def cost(*words, codes=(0,), **env):
+    """CPU seconds and peak memory in MB of an hpcdl command."""
+    argv = [sys.executable, "-c", RUN, *map(str, words)]
+    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=False)
+    code, seconds, peak = done.stderr.splitlines()[-1].split()
+    assert int(code) in codes, done.stderr
+    return float(seconds), float(peak) / 1024
+
+
+@pytest.fixture(scope="module")
+def large_site(tmp_path_factory):
+    """A site file by its number of partitions: six GPUs and many kinds of nodes."""
+
+    def partition(number):
+        model, driver = GPUS[number % len(GPUS)]
+        gpu = f"{{model: {model}, gres_type: {model.split('-')[0].lower()}, per_node: 4}}"
+        nodes = f"nodes: {1 + number % 7}, sockets: 2, cores_per_socket: 8"
+        return (
+            f"p{number}: {{{nodes}, gpu: {gpu}, driver: {driver}, memory_gb: {60 + number % 13}}}"
+        )
+
+    def made(count):
+        return make.site_file(folder, *map(partition, range(count)), work=folder, name=f"s{count}")
+
+    folder = tmp_path_factory.mktemp("sites")
+    return {count: made(count) for count in (100, 2000)}
+
+
+@pytest.mark.parametrize(
+    ("words", "few", "many"),
+    [
+        ("site show", 0.5, 3),
+        ("job render --partition p3 --gpus 4 -- true", 0.5, 3),
+        ("check settings", 2, 10),
+        ("stack plan", 2, 10),
+    ],
+)
+@pytest.mark.parametrize("count", [100, 2000])
+def test_many_partitions(large_site, tmp_path, words, few, many, count):
+    """A solve per pair of partitions took 26 s for 100, and never ended for 200."""
+    two, rest = words.split()[:2], words.split()[2:]
+    home = {"HPCDL_HOME": str(tmp_path), "HPCDL_CACHE": str(tmp_path / "cache")}
+    seconds, _ = cost(*two, "--site", large_site[count], *rest, codes=(0, 10), **home)
+    assert seconds < (few if count == 100 else many)
+
+
+SQUEUE = """#!{python}
+import sys
+fields = ("{{id}}", "RUNNING", "{{id}}", "N/A", "p100", "n[01-04]", *["2026-11-20T10:00:00"] * 3,
+          "1-00:00:00", "None", "/home/user/project/job.sh", "train-resnet50")
+for option in sys.argv:
+    if option.startswith("--format="):
+        print(option[9:], end="")  # `<mark>%A|mark|%T...`: it is its own heading
+        mark = option[9:].partition(">")[0][1:]
+        row = f"<{{mark}}>" + f"|{{mark}}|".join(fields)
+        jobs = range(1, {mine} if "--me" in sys.argv else 50_001)
+        sys.stdout.writelines(row.format(id=job) for job in jobs)
+    elif option.startswith("--Format="):
+        print("JOBID EXIT_CODE RESTART_CNT")
+        sys.stdout.writelines(f"{{job}} 0 0\\n" for job in range(1, {mine}))
+"""
+
+
+def test_jobs_where_others_have_50000(tmp_path):
+    """Their records took 118 MB, and were asked for although the list is of one user's jobs."""
+    program = tmp_path / "squeue"
+    program.write_text(SQUEUE.format(python=sys.executable, mine=1001))
+    program.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HPCDL_HOME": str(tmp_path)}
+    seconds, peak = cost("job", "list", "--site", "embedded", **env)
+    assert seconds < 1.5
+    assert peak < 60
+
+
+def results():
+    """A million results: 5,000 series on 200 nights."""
+    each = [nights.simulated(200, seed=copy) for copy in range(125)]
+    for step in zip(*each, strict=True):
+        for copy, one in enumerate(step):
+            if one.check_name != "storage":
+                yield replace(one, case_name=f"{one.case_name}-{copy}")
+
+
+@pytest.mark.long
+def test_a_history_of_a_million_results(tmp_path):
+    """The gate, and an import."""
+    with open_history(tmp_path / "first.sqlite", "embedded") as history:
+        assert history.add(results()) == 1_000_000
+    env = {"HPCDL_HISTORY": str(tmp_path / "first.sqlite"), "HPCDL_SITE": "embedded"}
+    rows = tmp_path / "rows.jsonl"
+    with rows.open("w") as file:
+        file.writelines(json.dumps(vars(one)) + "\n" for one in results())
+    seconds, peak = cost("check", "gate", codes=(0, 1), **env)
+    assert (seconds < 4, peak < 100) == (True, True), (seconds, peak)
+    env["HPCDL_HISTORY"] = str(tmp_path / "second.sqlite")
+    seconds, peak = cost("check", "history", "import", rows, **env)
+    assert (seconds < 30, peak < 100) == (True, True), (seconds, peak)
