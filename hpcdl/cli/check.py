@@ -14,6 +14,7 @@ from hpcdl.cli.framework import Group, command, option, print_json, show, the_si
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.system.files import write_atomic
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.text import did_you_mean, table
 
 if TYPE_CHECKING:
@@ -112,8 +113,6 @@ def _shown(status: StatusLine) -> Progress:
 )
 def _list(args: argparse.Namespace) -> ExitCode:
     """List the checks: parameters, tags, partitions that they fit, references."""
-    from tempfile import TemporaryDirectory
-
     from hpcdl.regress.references import load_references
     from hpcdl.regress.reframe_adapter.process import described, require_reframe
     from hpcdl.regress.reframe_adapter.settings import render_settings
@@ -125,8 +124,8 @@ def _list(args: argparse.Namespace) -> ExitCode:
     for path in args.checks:
         if not path.exists():
             raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
-    with TemporaryDirectory() as there:
-        settings = Path(there) / "settings.py"
+    with scratch_directory() as there:
+        settings = there / "settings.py"
         found = render_settings(site, modules_by_partition(site), execution=current_or_cluster())
         write_atomic(settings, found)
         checks = described(settings, args.checks)

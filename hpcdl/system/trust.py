@@ -25,6 +25,7 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, make_directory, user_name
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_MOVE = "copy the files to a directory that only you can change, after reading them"
 _MAX_LINKS = 40
 """As many links the kernel follows on the way to one file (path_resolution(7))."""
 
@@ -79,14 +80,20 @@ def require_known_owner(path: Path, status: os.stat_result) -> None:
                 "to the account or the group that hpcdl is installed for"
             )
             raise _foreign(path, f"it belongs to {user_of(owned.st_uid)}", hint)
-    shared = status.st_gid in _authors()[1] and not status.st_mode & stat.S_IWOTH
-    if _others_write(path, status) and not shared and not _in_closed_directory(path):
-        who = "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group(status.st_gid)}"
+    if who := _writers(path, status):
         hint = (
             f"chmod g-w,o-w {shlex.quote(str(path))}; an admin group may share it where hpcdl "
             "itself is installed for that group, with g+w"
         )
         raise _foreign(path, f"{who} may write to it", hint)
+
+
+def _writers(path: Path, status: os.stat_result) -> str:
+    """Who may write to a file or directory, beside those who are trusted; '' for nobody."""
+    shared = status.st_gid in _authors()[1] and not status.st_mode & stat.S_IWOTH
+    if shared or not _others_write(path, status) or _in_closed_directory(path):
+        return ""
+    return "everybody" if status.st_mode & stat.S_IWOTH else f"the group {_group(status.st_gid)}"
 
 
 def _in_closed_directory(path: Path) -> bool:
@@ -96,10 +103,29 @@ def _in_closed_directory(path: Path) -> bool:
 
 
 def require_known_owners(path: Path) -> None:
-    """The same for a file, or for a directory and all Python files in it, which will be run."""
-    below = sorted(path.rglob("*.py")) if path.is_dir() else ()
-    for one in (path, *below):
-        require_known_owner(one, one.stat())
+    """The same for Python that will be run: a file, or a directory with all that is in it.
+
+    Nobody else may add a file there either. ReFrame runs an `__init__.py` beside a check, and above
+    it: a planted /tmp/__init__.py ran as whoever had a check in /tmp.
+    """
+    folder = path if path.is_dir() else path.parent
+    for one in (folder, *(sorted(folder.rglob("*")) if path.is_dir() else [path])):
+        if one.is_dir():
+            _require_no_additions(one)
+        elif one == path or (one.suffix == ".py" and one.is_file()):
+            require_known_owner(one, one.stat())
+    for above in folder.resolve().parents:  # whoever can rename it puts his own in its place
+        status = above.stat()
+        if not status.st_mode & stat.S_ISVTX and (who := _writers(above, status)):
+            raise _foreign(path, f"{who} may rename files in {above}", _MOVE)
+
+
+def _require_no_additions(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid not in {*_owners(), *_authors()[0]}:
+        raise _foreign(folder, f"it belongs to {user_of(status.st_uid)}", _MOVE)
+    if who := _writers(folder, status):
+        raise _foreign(folder, f"{who} may write to it", _MOVE)
 
 
 @cache
@@ -123,7 +149,7 @@ def _group(number: int) -> str:
 
 
 def _foreign(path: Path, reason: str, hint: str) -> MissingPrerequisite:
-    message = f"{path} is not read: {reason}, and it names programs to run"
+    message = f"{path} is not read: {reason}, and it says what is run"
     return MissingPrerequisite(message, hint=hint)
 
 

@@ -14,6 +14,7 @@ import pytest
 from hpcdl import api
 from hpcdl.cli import main
 from hpcdl.regress import runner
+from hpcdl.regress.reframe_adapter.process import described
 from hpcdl.regress.runner import CheckRequest
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system import trust
@@ -121,6 +122,25 @@ def test_checks_and_settings_of_reframe_of_another_user_are_refused(planted, pi,
         with pytest.raises(MissingPrerequisite, match="is not read: ") as caught:
             runner._check_request(pi, request)
         assert any(one in caught.value.message for one in ("belongs to nobody", "everybody may"))
+
+
+@as_root
+@pytest.mark.parametrize("place", ["{shared}", "{shared}/open/mine"])
+def test_a_check_where_others_may_add_files_is_refused(shared, pi, place):
+    """ReFrame runs the `__init__.py` beside a check: one in /tmp ran as the check's owner."""
+    stranger("printf 'import os\nos.mkdir(\"owned\")\n' > __init__.py", shared)
+    (shared / "open").mkdir()
+    (shared / "open").chmod(0o777)  # not sticky: others may rename what is in it
+    (shared / "open/mine").mkdir()
+    folder = Path(place.format(shared=shared))
+    (folder / "check.py").write_text("")
+    said = "everybody may (write to it|rename files in)"
+    with pytest.raises(MissingPrerequisite, match=said) as caught:
+        runner._check_request(pi, CheckRequest(paths=(folder / "check.py",)))
+    assert "copy the files to a directory that only you can change" in caught.value.hint
+    with pytest.raises(MissingPrerequisite, match=said):  # `check list` ran anybody's
+        described(folder / "settings.py", [folder / "check.py"])
+    assert not list(shared.rglob("owned"))
 
 
 @as_root

@@ -31,6 +31,7 @@ from hpcdl.system.resources import to_install
 from hpcdl.system.run import module_argv
 from hpcdl.system.signals import noted, terminable
 from hpcdl.system.text import plain
+from hpcdl.system.trust import require_known_owners
 
 EVENTS_VARIABLE, PARENT_VARIABLE = "HPCDL_CHECK_EVENTS", "HPCDL_CHECK_PARENT"
 RECORD_VARIABLE, PLACES_VARIABLE = "HPCDL_CHECK_RECORD", "HPCDL_CHECK_PLACES"
@@ -183,8 +184,10 @@ def to_argv(run: RunDirectory, request: CheckRequest, *, serial: bool) -> list[s
 def described(settings: Path, paths: Sequence[Path]) -> list[Mapping[str, Any]]:
     """Return ReFrame's descriptions of the checks, by its --describe.
 
-    Raises BadInput: a check file cannot be read.
+    Raises BadInput: a check file cannot be read. Raises MissingPrerequisite: it is another user's.
     """
+    for path in paths:
+        require_known_owners(path)
     argv = [*map(str, module_argv(sys.executable, _RECORDER)), "-C", str(settings), "--describe"]
     argv += [
         part
