@@ -148,14 +148,13 @@ def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[LintFind
     from hpcdl.jobs.limits import cluster_of
     from hpcdl.jobs.lint import lint
     from hpcdl.jobs.lint.lint_report import read_script, require_script
-    from hpcdl.jobs.script import sourced
 
     if isinstance(script, Path):
         script, name = read_script(script), str(script)
     else:
         require_script(script, f"the text {script!r:.60}", "to lint a file, pass its Path")
     version, cluster = site.slurm.version, cluster_of(site)
-    return lint(script, name=name, version=version, cluster=cluster, sourced=sourced)
+    return lint(script, name=name, version=version, cluster=cluster)
 
 
 @_checked

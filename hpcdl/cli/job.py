@@ -40,7 +40,6 @@ def _written(args: argparse.Namespace) -> JobScript:
 
 @command(
     "hpcdl job render --partition p100 --gpus 8 > job.sh",
-    option("--standalone", "write into the script what it would source from the release"),
     option("--slurm-version", "V", "write the script for this Slurm release, not the site's"),
     request.options,
     rest=request.PROGRAM,
@@ -300,7 +299,6 @@ def _lint(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.limits import limits_of
     from hpcdl.jobs.lint import explain
     from hpcdl.jobs.lint.lint_report import run_lint
-    from hpcdl.jobs.script import sourced
 
     if args.explain:
         print(explain(args.explain))
@@ -322,7 +320,6 @@ def _lint(args: argparse.Namespace) -> ExitCode:
         as_sarif=args.sarif,
         advice=args.advice,
         live=args.live,
-        sourced=sourced,
     )
 
 

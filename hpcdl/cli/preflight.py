@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from hpcdl.system.errors import ExitCode
 if TYPE_CHECKING:
     from hpcdl.jobs.preflight import ExpectedAllocation
 
+_PAUSE_SECONDS = 5
+"""A node that has just come back may miss its first step."""
 _BROKEN = 29
 """The preflight itself did not work (facts/slurm_reasons.yaml)."""
 
@@ -44,6 +47,20 @@ def _probe(args: argparse.Namespace) -> ExitCode:
         result = with_links(result, args.transport, leave_stuck)
     print(as_json_line(result), flush=True)
     return ExitCode.NO if result.fault else ExitCode.OK
+
+
+def _probe_ranks(args: argparse.Namespace) -> None:
+    """Let srun, with the options behind `--`, probe every rank; twice if a node misses a step."""
+    import subprocess
+
+    looks = [f"--{name}={getattr(args, name)}" for name in ("scratch", "data")]
+    looks += ["--transport=."] if args.fabric else []
+    argv = ["srun", *args.rest, "hpcdl", "preflight", "probe", *looks]
+    for pause in (_PAUSE_SECONDS, 0):
+        with args.probes.open("wb") as file:
+            if not subprocess.run(argv, stdout=file, check=False).returncode:
+                return
+        time.sleep(pause)
 
 
 def _expectations(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +97,7 @@ def _expected(args: argparse.Namespace, without_driver: bool) -> ExpectedAllocat
     "hpcdl preflight judge --world 8 --tasks-per-node 4 --cpus-per-task 4 preflight.jsonl",
     _expectations,
     site=False,
+    rest="options of srun, which then writes FILE first",
 )
 def _judge(args: argparse.Namespace) -> ExitCode | int:
     """Check the probes of all ranks; exit codes 20 to 29 name the cause."""
@@ -88,6 +106,8 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
     from hpcdl.jobs.preflight import as_table, judge, notes, read_probes
 
     try:
+        if args.rest:
+            _probe_ranks(args)
         probes = read_probes(args.probes.read_text(errors="replace"))
     except OSError as fault:
         message = f"cannot read {args.probes}: {fault.strerror} (exit code {_BROKEN})"

@@ -213,7 +213,7 @@ def modules_of(
     """The module that the jobs of each of these partitions load: each may have its own stack."""
     from hpcdl.workflows.modules import modules_of_job
 
-    modules = modules_of_job(
+    return modules_of_job(
         site,
         partitions,
         spec.modules,
@@ -221,6 +221,3 @@ def modules_of(
         container=spec.container is not None,
         published=published,
     )
-    if getattr(args, "standalone", False):
-        modules = {name: module._replace(functions=None) for name, module in modules.items()}
-    return modules

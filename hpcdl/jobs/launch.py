@@ -47,13 +47,8 @@ _IN_EVERY_RELEASE = frozenset({"none", "pmi2", "pmix"})
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
+_NAMES_A_LINE = 10
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
-
-# The index of a worker is its rank; $HPCDL_WORKERS is made once by the script.
-_TF_CONFIG = (
-    'export TF_CONFIG="{\\"cluster\\":{\\"worker\\":[$HPCDL_WORKERS]},'
-    '\\"task\\":{\\"type\\":\\"worker\\",\\"index\\":$SLURM_PROCID}}"; exec "$@"'
-)
 
 
 def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
@@ -291,7 +286,7 @@ def program_argv(site: Site, spec: JobSpec, waits: bool) -> tuple[str, ...]:
     if spec.container and site.container != "pyxis":
         program = (*_in_image(site, spec), *program)
     if row.server:
-        program = ("bash", "-c", _TF_CONFIG, "worker", *program)
+        program = ("bash", "-c", quote.Expandable("$hpcdl_worker"), "worker", *program)
     return (*rank, *program)
 
 
@@ -310,17 +305,22 @@ def steps(slurm: SlurmDialect, what: str) -> list[dict[str, Any]]:
 
     `what` is a key of facts/slurm_steps.yaml: `options` that a step needs beyond those it always
     has, those of ranks that fill one socket after another (`by_socket`), the `environment`
-    that a launcher needs, why the step too has the CPUs of a rank (`cpus_per_task`), and the
+    that a launcher needs, and the
     variables that sbatch itself sets among those that srun reads as options (`set_by_sbatch`).
     """
     release = SlurmRelease.parse(slurm.version)
     return [row for row in _steps()[what] if span(row).holds(release)]
 
 
-def own_variables(slurm: SlurmDialect, *, gpus: bool) -> list[str]:
-    """Return the variables that sbatch sets for a job; `gpus`: the job asks for GPUs."""
+def inherited(slurm: SlurmDialect, *, gpus: bool) -> list[list[str]]:
+    """Return the variables that a script clears, in lines of it, without their `SLURM_`.
+
+    Not those that sbatch sets itself; `gpus`: the job asks for GPUs.
+    """
     form = slurm.gpu_request if gpus else None
-    return [row["name"] for row in steps(slurm, "set_by_sbatch") if row.get("form") in {None, form}]
+    own = [row["name"] for row in steps(slurm, "set_by_sbatch") if row.get("form") in {None, form}]
+    names = [name for name in _steps()["inherited"] if name not in own]
+    return [names[start : start + _NAMES_A_LINE] for start in range(0, len(names), _NAMES_A_LINE)]
 
 
 def variables(slurm: SlurmDialect, launcher: str, nodes: int) -> list[dict[str, Any]]:

@@ -3,17 +3,10 @@
 The template (templates/sbatch/job.sh.j2) is the script; this module only works out its
 values. Reasons ride behind their lines on a separator that no value can contain, because
 `quote.word` writes control characters as escapes.
-
-What every job script does are functions, templates/sbatch/job-1.sh. A stack build puts that file
-into its release, where it is sealed and never changes; a script of this release sources it by its
-absolute path. A release that lacks it, or has another text, gives scripts with the functions they
-call in themselves, so that either form does the same.
 """
 
 from __future__ import annotations
 
-import re
-import stat
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,7 +23,7 @@ from hpcdl.slurm.rules import as_release, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache as cache_folder
-from hpcdl.system.resources import folder, templates
+from hpcdl.system.resources import templates
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import make_private
 
@@ -39,12 +32,7 @@ if TYPE_CHECKING:
 
 _OF_CLUSTER = "$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 _MARK = "\x1f"
-_FUNCTIONS = "\x1e"
 _GRACE_SECONDS = 60
-FILE = "job-1.sh"
-INSTALLED = Path("share", "hpcdl", FILE)
-_FUNCTION = re.compile(r"(?:^#.*\n)*^(\w+)\(\) \{\n(?s:.*?)^\}\n", re.M)
-_REASON = re.compile(r"\s*#  (.*?)(?:  \[([a-z0-9 -]+)\])?")
 
 
 class ScriptLine(NamedTuple):
@@ -89,20 +77,24 @@ class JobScript:
     def explained(self) -> str:
         """The script with the reason, and the rule where there is one, before each line.
 
-        It is a script itself: reasons of a continued line come before its first line.
+        Reasons of a continued line come before its first line. Of a function its name is shown.
         """
-        lines: list[str] = []
-        start = 0
+        shown: list[str] = []
+        start, inside = 0, False
         for line in self.lines:
-            if not lines or not lines[-1].endswith("\\"):
-                start = len(lines)
+            if inside:
+                inside = line.text != "}"
+                continue
+            if not shown or not shown[-1].endswith("\\"):
+                start = len(shown)
             if line.reason:
                 rule = line.rule(self.slurm_version)
                 indent = line.text[: len(line.text) - len(line.text.lstrip())]
-                lines.insert(start, f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else ""))
+                shown.insert(start, f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else ""))
                 start += 1
-            lines.append(line.text)
-        return "\n".join(lines)
+            inside = line.text.endswith("() {")
+            shown.append(line.text + " ...; }" * inside)
+        return "\n".join(shown)
 
 
 @dataclass(frozen=True)
@@ -131,11 +123,7 @@ def render_script(
     values = _values(site, spec, nodes, layout, module)
     values |= _of_program(site, spec, array, values["rank_name"] is not None)
     text = _template("job.sh.j2").render(values)
-    lines = [ScriptLine(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n")]
-    if module.functions is None:  # one line replaces them
-        at = lines.index(ScriptLine(_FUNCTIONS))
-        body = "\n".join(line.text for line in lines[at + 1 :])
-        lines[at : at + 1] = _function_lines(body)
+    lines = (ScriptLine(*one.split(_MARK)[:3]) for one in text.removesuffix("\n").split("\n"))
     return JobScript(tuple(lines), layout, site.slurm.version)
 
 
@@ -183,7 +171,7 @@ def render_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> str:
     """Return bash's start-up of an interactive job: modules and variables as in a batch job."""
     nodes, layout = plan_on(site, spec)
     values = _values(site, spec, nodes, layout, module)
-    return _template("shell.sh.j2").render(values, where=where)
+    return _template("shell.sh.j2").render(values, where=where, why=lambda *_: "")
 
 
 def gpu_request(site: Site, partition: Partition, count: int) -> str:
@@ -238,10 +226,8 @@ def _values(
         "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
         "foreseen": job_dir is None,
         "traps": launch.traps(spec) or not spec.signal_before,
-        "marker": _FUNCTIONS,
-        "kept": launch.own_variables(slurm, gpus=layout.gpus_per_node > 0),
+        "inherited": launch.inherited(slurm, gpus=layout.gpus_per_node > 0),
         "step_environment": launch.variables(slurm, spec.launcher, layout.nodes),
-        "cpus_note": launch.steps(slurm, "cpus_per_task")[0]["note"],
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec, layout),
         "preflight": _preflight(partition, spec, layout, module),
@@ -303,9 +289,9 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
         "foreseen": False,
         "arguments": array.arguments,
         "log": _file(str(array.logs), "/%A_%a.log"),
-        "job_dir": '"${point[0]}"',
+        "job_dir": '"${hpcdl_point[0]}"',
         "values": str(array.arguments.with_suffix(f".{environment.NAME}")),
-        "program": f'{quote.quote_argv(wrapper)} "${{point[@]:1}}"'.lstrip() + data,
+        "program": f'{quote.quote_argv(wrapper)} "${{hpcdl_point[@]:1}}"'.lstrip() + data,
     }
 
 
@@ -320,20 +306,19 @@ def _is_train(program: tuple[str, ...]) -> bool:
 
 def _preflight(
     partition: Partition, spec: JobSpec, layout: Layout, module: Module
-) -> tuple[list[str], list[str]] | None:
-    """Further options of `hpcdl preflight probe` and `judge`; None where the user wants none."""
+) -> list[str] | None:
+    """Further options of `hpcdl preflight judge`; None where the user wants no preflight."""
     if not spec.preflight:
         return None
     scratch = partition.scratch.path if partition.scratch else ""
-    looks: list[str] = [quote.Expandable(f"--scratch={scratch}")] if "$" in scratch else []
-    looks += [f"--scratch={scratch}"] if scratch and not looks else []
-    looks += [f"--data={spec.data}"] if spec.data else []
-    wanted = []
+    options = [f"--release={module.release}"] if module.release else []
     if partition.gpu and layout.world_size > 1:
-        wanted = [f"--fabric={partition.interconnect.fabric}"]
-        wanted += ["--nvlink"] if partition.gpu.nvlink else []
-    release = [f"--release={module.release}"] if module.release else []
-    return [*looks, *(["--transport=."] if wanted else [])], [*release, *wanted, *looks]
+        options += [f"--fabric={partition.interconnect.fabric}"]
+        options += ["--nvlink"] if partition.gpu.nvlink else []
+    if scratch:
+        option = f"--scratch={scratch}"
+        options += [quote.Expandable(option) if "$" in scratch else option]
+    return [*options, *([f"--data={spec.data}"] if spec.data else [])]
 
 
 def _file(path: str, pattern: str = "") -> str:
@@ -379,74 +364,3 @@ def _compiled_templates() -> jinja2.BytecodeCache | None:
 def default_job_dir(site: Site, name: str, stamp: str) -> Path:
     """Return the directory where a submitted job keeps its files."""
     return site.paths.work / "jobs" / f"{name}-{stamp}"
-
-
-# ---- the functions ----
-
-
-def installed(stack: Path) -> Path | None:
-    """The functions of a release, where scripts written here mean the same by them."""
-    path = stack / INSTALLED
-    try:
-        mode = path.lstat().st_mode
-        closed = stat.S_ISREG(mode) and not mode & (stat.S_IWGRP | stat.S_IWOTH)
-        return path if closed and path.read_bytes() == _functions().read_bytes() else None
-    except OSError:
-        return None
-
-
-def _function_lines(script: str) -> list[ScriptLine]:
-    """The lines written into a script for the functions that it calls, reasons before them."""
-    lines = []
-    reason = rules = ""
-    for line in called(script).splitlines():
-        if match := _REASON.fullmatch(line):
-            reason, rules = match.group(1), match.group(2) or ""
-        else:
-            lines.append(ScriptLine(line, reason, rules))
-            reason = rules = ""
-    return lines
-
-
-def sourced(file: str, script: str) -> str:
-    """Return hpcdl's functions of a release that a script sources; '' for other files."""
-    return called(script) if file.endswith(f"/{INSTALLED}") else ""
-
-
-def called(script: str) -> str:
-    """Return the functions that a script calls, directly or not, and the code that runs at once."""
-    parts, rest = _parts()
-    parts = {name: _wanted(text, script) for name, text in parts.items()}
-    rest = _wanted(rest, script)
-    wanted: set[str] = set()
-    waiting = [script, rest]
-    while waiting:
-        text = waiting.pop()
-        called_now = {name for name in parts if re.search(rf"(?<![\w-]){name}\b", text)} - wanted
-        wanted |= called_now
-        waiting += [parts[name] for name in called_now]
-    return "\n".join([*(text for name, text in parts.items() if name in wanted), rest])
-
-
-def _wanted(text: str, script: str) -> str:
-    """The text without the lines that are only for scripts with a word that this one lacks."""
-    kept = []
-    for line in text.splitlines():
-        line, sign, word = line.partition(" #? ")
-        if not sign or word in script:
-            kept.append(line)
-        elif kept and _REASON.fullmatch(kept[-1]):
-            kept.pop()
-    return "\n".join(kept) + "\n" * bool(kept)
-
-
-@cache
-def _parts() -> tuple[dict[str, str], str]:
-    """The functions by name, each with the comments above it, and the lines after all of them."""
-    text = _functions().read_text(encoding="utf-8")
-    found = list(_FUNCTION.finditer(text))
-    return {one[1]: one[0] for one in found}, text[found[-1].end() :].lstrip("\n")
-
-
-def _functions() -> Path:
-    return folder("templates") / "sbatch" / FILE

@@ -36,23 +36,20 @@ _RESERVED = frozenset(
     "BASH_SOURCE BASH_SUBSHELL BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME "
     "GROUPS HISTCMD IFS LINENO OPTIND PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS "
     "SHLVL SRANDOM UID _ "
-    "HPCDL_JOB HPCDL_JOB_DIR HPCDL_PORTS HPCDL_RANK HPCDL_REQUEUES HPCDL_RESULT HPCDL_SECONDS "
-    "HPCDL_STAGED HPCDL_TRUSTED_NETWORK HPCDL_WORKERS SLURM_JOB_ID SLURM_RESTART_COUNT again "
-    "attempt before code hpcdl_agent hpcdl_asked hpcdl_stopped launcher name point".split()
+    "HPCDL_JOB_DIR HPCDL_PORTS HPCDL_RANK HPCDL_STAGED HPCDL_TRUSTED_NETWORK HPCDL_WORKERS "
+    "SLURM_JOB_ID SLURM_RESTART_COUNT".split()
 )
 
 
 class Module(NamedTuple):
     """The modules a job loads: a directory for `module use`, names, and the release they pin.
 
-    `release` is the release's id, None where none is published yet. `functions` is its file of
-    what every job does, None where scripts have that in themselves.
+    `release` is the release's id, None where none is published yet.
     """
 
     names: tuple[str, ...]
     folder: Path | None = None
     release: str | None = None
-    functions: Path | None = None
 
 
 class Memory(NamedTuple):
@@ -136,7 +133,7 @@ def _variables(values: Mapping[str, str]) -> Mapping[str, str]:
 def check_environment(environment: Mapping[str, str]) -> None:
     """Raise BadInput for a variable that would not reach the program as it is."""
     for key, text in environment.items():
-        if key in _RESERVED:
+        if key in _RESERVED or key.startswith("hpcdl_"):
             message = f"cannot set the variable {key}: bash or the job's script uses it itself"
             raise BadInput(message, hint="choose another name")
         _check_text(text, f"has a value of {key} that")

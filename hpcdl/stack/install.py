@@ -186,7 +186,7 @@ def _copy_bytecode(source: Path, target: Path) -> None:
 
 
 def add_startup(stack: Path) -> None:
-    """What jobs source, and the directory for PYTHONPATH that shows the stack to users' Pythons.
+    """Add the directory for PYTHONPATH that shows the stack to users' Pythons.
 
     Every Python that starts reads it, also other versions run by root, which would write bytecode
     there: a file in the place of `__pycache__` keeps all of them from it.
@@ -199,8 +199,6 @@ def add_startup(stack: Path) -> None:
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     (target / "__pycache__").touch()
-    for functions in (folder("templates") / "sbatch").glob("*.sh"):
-        shutil.copyfile(functions, target.parent / functions.name)
 
 
 def open_to_readers(root: Path) -> None:

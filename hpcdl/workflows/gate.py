@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.jobs import submission
-from hpcdl.jobs.script import default_job_dir, installed
+from hpcdl.jobs.script import default_job_dir
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot, look
@@ -163,8 +163,7 @@ def _submit(site: Site, release: Release, partition: Partition) -> Submission:
     """Queue the job of a partition; BadInput where Slurm refuses it."""
     stamp = f"{utc_stamp()}-{release.id[-8:]}-{os.urandom(2).hex()}"
     folder = default_job_dir(site, f"gate-{partition.name}", stamp)
-    own = installed(release.prefix)
-    module = Module((release.module,), release.modules, release.id, own)
+    module = Module((release.module,), release.modules, release.id)
     # A job has what sbatch has: the shell's own packages must not stand in for missing ones.
     shell = {name: os.environ.pop(name) for name in _PYTHONS if name in os.environ}
     try:

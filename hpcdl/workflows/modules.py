@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcdl.jobs.script import installed
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for
@@ -45,8 +44,7 @@ def module_for(
         group = groups_for(nodes, gpu_model)[0]
         release = release_for(site, nodes.name, group.gpu.model if group.gpu else None)
     if release is not None:
-        own = installed(release.prefix)
-        return Module(tuple(names) or (release.module,), release.modules, release.id, own)
+        return Module(tuple(names) or (release.module,), release.modules, release.id)
     if published:
         raise MissingPrerequisite(
             f"the site '{site.name}' has no published release for the job to load",

@@ -1,6 +1,6 @@
 """The scripts that are kept: GPU generations x sizes x releases of Slurm, and variants.
 
-Five are kept whole, as `NAME.sh`, one of them with a job's functions in it. Each of the others is
+Four are kept whole, as `NAME.sh`. Each of the others is
 kept as its difference from the nearest of those, in `others.diff`: behind `@@` stands the line
 before what differs. `make golden` writes all of it anew; the diff then shows what changed where.
 """
@@ -12,7 +12,6 @@ from pathlib import Path
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
-from hpcdl.jobs.script import FILE
 from hpcdl.site import load_site
 from hpcdl.system.resources import folder
 
@@ -32,7 +31,6 @@ WHOLE = [
     "a100-1-node-23.11",
     "a100-1-gpu-23.11",
     "launcher-horovod",
-    "standalone",
 ]
 # Not whole, yet nearer to their like than any that is.
 SECOND = ["container-apptainer", "container-apptainer-staged", "gpu-model-gpus-per-node"]
@@ -41,7 +39,6 @@ MODULE = Module(
     ("tensorflow/2.20.0",),
     _RELEASE / "modules",
     "tensorflow-1",
-    _RELEASE / "stack" / "share" / "hpcdl" / FILE,
 )
 
 
@@ -53,7 +50,7 @@ def script(partition, size, version):
 
 def bare(text):
     """A script without the release of hpcdl."""
-    return re.sub(r"(?m)^(# Written by hpcdl) \S+;", r"\1;", text)
+    return re.sub(r"(?m)( Written by hpcdl) \S+\.$", r"\1.", text)
 
 
 def _site(name):

@@ -9,7 +9,6 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.script import sourced
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.rules import known_releases
 from hpcdl.system.errors import BadInput
@@ -19,17 +18,14 @@ from tests.golden.variants import RELEASE, VARIANTS, all_scripts
 TEXTS = all_scripts()
 
 # The script of a release, from that of the newest form: what is replaced, and by what.
-AGAIN = "^# The CPUs of a rank are said again"
 CHANGES = {
     "23.11": [],
     "22.05": [
-        (" SLURM_TRES_PER_TASK$", ""),
-        (f"{AGAIN}.*", f"{AGAIN[1:]}: this release does not take them from the job."),
+        ("HOSTFILE}", "HOSTFILE,TRES_PER_TASK}"),
     ],
     "20.11": [
-        (" SLURM_TRES_PER_TASK$", ""),
-        (f"{AGAIN}.*", f"{AGAIN[1:]}: newer releases do not all take them from the job."),
-        (r"^(.*\bsrun --mpi=\w+ --cpus-per-task=\d+)", r"\1 --exact"),
+        ("HOSTFILE}", "HOSTFILE,TRES_PER_TASK}"),
+        (r"^(.*(?:\bsrun|--) --mpi=\w+ --cpus-per-task=\d+)", r"\1 --exact"),
     ],
 }
 
@@ -80,7 +76,7 @@ def test_shellcheck_has_nothing_to_say(scripts):
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_linter_has_nothing_to_say(name):
     version = RELEASE if name in VARIANTS else name.rpartition("-")[2]
-    found = lint(TEXTS[name], name=name, version=version, sourced=sourced)
+    found = lint(TEXTS[name], name=name, version=version)
     assert [str(one) for one in found] == []
 
 

@@ -39,7 +39,6 @@ VARIANTS = {
     "container-pyxis-staged": (replace(_STAGED, container="/images/tf.sqsh"), "pyxis"),
     "data-staged": (_STAGED, "apptainer"),
     "array": (_BASE, "apptainer"),
-    "standalone": (_BASE, ""),
     "no-preflight": (replace(_BASE, preflight=False), "apptainer"),
 }
 # Of a site whose partitions have several GPU models: how Slurm is told which one is meant.
@@ -62,7 +61,6 @@ def script(name):
     paths = replace(site.paths, work=Path("/work/me"), datasets=Path("/data"))
     site = with_version(replace(site, paths=paths, container=runtime or None), RELEASE)
     module = Module(()) if spec.container else MODULE
-    module = module._replace(functions=None) if name == "standalone" else module
     sweep = Path("/work/me/sweeps/lr")
     array = ArrayOf(8, sweep / "array-000.args", sweep / "logs", 4) if name == "array" else None
     return bare(render_script(site, spec, module, array).text)

@@ -83,8 +83,7 @@ def test_another_user_reads_no_value_and_plants_none(site):
     kept.write_text(planted)
     os.chown(kept, 65534, 65534)
     text = job.script.read_text()
-    lines = re.search(r"(?ms)^hpcdl_values\(\) \{.*?^\}\n", text)[0]
-    lines += next(line for line in text.splitlines() if line.startswith("hpcdl_values /"))
+    lines = re.search(r"(?ms)^if \[\[ -O .*?^done\n", text)[0]
     done = subprocess.run(
         ["bash", "-c", "hpcdl_leave() { exit $1; }; " + lines],
         env={"PATH": "/bin"},
@@ -105,7 +104,7 @@ def test_a_rendered_script_has_names_and_a_secret_on_the_command_line_is_told(ca
     for words, told in (("LR=hunter2", ""), ("WANDB_API_KEY", ""), ("WANDB_API_KEY=hunter2", said)):
         assert render("--env", words) == 0
         out, err = capsys.readouterr()
-        assert f"\nhpcdl_values '' {words.partition('=')[0]}\n" in out
+        assert f"\nfor hpcdl_name in {words.partition('=')[0]}; do\n" in out
         assert "hunter2" not in out + err
         assert told in err
         assert bool(told) == bool(err)

@@ -45,7 +45,7 @@ def test_the_schema_is_valid_json_schema_and_knows_every_launcher():
         (["--partition", "p100"], "#SBATCH --nodes=4"),
         (["--time", "5"], "#SBATCH --time=00:05:00"),
         (["--name", "other"], "#SBATCH --job-name=other"),
-        (["--env", "MORE=9"], "hpcdl_values '' LR KEEP MORE"),
+        (["--env", "MORE=9"], "for hpcdl_name in LR KEEP MORE; do"),
         (["--module", "cuda/12"], "module load cuda/12 || hpcdl_leave 20"),
         (["--", "echo", "b"], '  sh -c "$HPCDL_RANK" rank echo b &'),
     ],

@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,8 +37,7 @@ def run_workers(site, folder, sharing="NO"):
     job = replace(WORKERS, program=("python3", "-c", SHOW))
     text = render_script(site, job, Module(())).text
     start = text.index("[[ $(scontrol show job")
-    launch = text.index("srun --mpi=none --cpus-per-task=4 --kill-on-bad-exit=1 \\\n  sh -c")
-    program = text[launch : text.index(" &\n", launch)]
+    end = text.index(" &\nhpcdl_step=")
     stand_in(folder, "srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"')
     said = f"echo 'JobId=1369 OverSubscribe={sharing} Comment=x'"
     names = "printf 'p100-01\\np100-02\\n'"
@@ -49,8 +49,7 @@ def run_workers(site, folder, sharing="NO"):
         "SLURM_JOB_ID": "1369",
         "SLURM_JOB_NODELIST": "p100-[01-02]",
     }
-    together = text[text.index("\nhpcdl_together() {") : text.index("\n# The launcher is")]
-    lines = 'hpcdl_leave() { exit "$1"; }\n' + together + text[start:launch] + program
+    lines = 'hpcdl_leave() { exit "$1"; }\n' + text[start:end]
     words = ["bash", "-c", lines]
     return subprocess.run(words, env=env, cwd=folder, capture_output=True, text=True).stdout
 
@@ -83,15 +82,21 @@ def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site):
 @pytest.mark.parametrize(("missed", "asked"), [(0, 1), (1, 2), (2, 2)])
 def test_a_node_that_misses_its_first_step_is_asked_once_more(site, tmp_path, missed, asked):
     text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
-    look = text[text.index("\nhpcdl_preflight() {") : text.index("\n# Ranks end")]
-    look += text[text.index("hpcdl_look() {") : text.index("\nexport HPCDL_RESULT")]
+    look = text[text.index("! command -v hpcdl") : text.index("\n# Ranks end")]
     srun = f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"'
-    for name, body in {"hpcdl": ":", "srun": srun, "sleep": ":"}.items():
+    for name, body in {"srun": srun, "sleep": ":"}.items():
         stand_in(tmp_path, name, body)
+    stand_in(tmp_path, "hpcdl", f'exec {sys.executable} -c "{_IMPATIENT}" "$@"')
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     subprocess.run(["bash", "-c", look], cwd=tmp_path, env=env, check=False)
     assert (tmp_path / "asked").read_text().count("x") == asked
     assert bool((tmp_path / "preflight.jsonl").read_text()) == (missed < 2)
+
+
+_IMPATIENT = (
+    "import sys; from hpcdl.cli import main, preflight; preflight._PAUSE_SECONDS = 0; "
+    "sys.exit(main(sys.argv[1:]))"
+)
 
 
 @pytest.mark.parametrize("runtime", ["apptainer", "charliecloud", "pyxis"])
@@ -110,7 +115,7 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_pa
         preflight=False,
     )
     text = render_script(replace(site, container=runtime), spec, Module(())).text
-    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nhpcdl_follow")]
+    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nhpcdl_step=")]
     stand_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     env = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -179,7 +184,7 @@ def test_lines_of_setup_and_what_is_not_wanted_are_as_asked(site):
     lines = render_script(site, JobSpec("p100", gpus=1, **asked), Module(())).text.splitlines()
     at = lines.index("ulimit -n 4096")
     assert lines[at + 1] == "source v/bin/activate"
-    assert lines[at + 2].startswith("srun ")
+    assert lines[at + 3].startswith("srun ")
     bare = JobSpec("p100", gpus=1, requeues=0, signal_before=0, ask_partition=False, **asked)
     text = render_script(site, bare, Module(())).text
     assert "\n#SBATCH --no-requeue\n" in text

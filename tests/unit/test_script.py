@@ -1,6 +1,5 @@
 """The batch script: right directives, right rules, readable, and clean for every layout."""
 
-import os
 import re
 import subprocess
 import sys
@@ -12,18 +11,15 @@ import pytest
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.script import FILE, INSTALLED, installed, sourced
 from hpcdl.slurm.rules import as_release, known_releases, rule
 from hpcdl.slurm.time_limit import walltime
-from hpcdl.stack.install import add_startup
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 from tests.unit.conftest import shipped
 
 MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"), "r1")
-FUNCTIONS = folder("templates") / "sbatch" / FILE
-SOURCED = MODULE._replace(functions=Path("/apps/r1") / INSTALLED)
+TEMPLATES = folder("templates") / "sbatch"
 LAYOUTS = [
     {"gpus": 1},
     {"gpus": 2},
@@ -63,7 +59,7 @@ def every_script():
         ),
         ("odd values", render(PLACES[2][0], **odd)),
         ("no module", render(PLACES[2][0], module=Module(()))),
-        ("sourced", render(PLACES[2][0], module=SOURCED, **odd, nodes=2)),
+        ("two nodes", render(PLACES[2][0], **odd, nodes=2)),
     ]
 
 
@@ -83,9 +79,8 @@ def test_directives_stand_once_before_the_first_command_and_the_text_is_tidy(scr
 
 
 def test_every_rule_that_the_template_names_is_a_row_of_the_data():
-    template = FUNCTIONS.with_name("job.sh.j2").read_text()
+    template = "".join(path.read_text() for path in TEMPLATES.glob("*.j2"))
     found = re.findall(r'why\(.*?, "([a-z0-9 -]+)"\)', template)
-    found += re.findall(r"#  .*  \[(.*)\]$", FUNCTIONS.read_text(), re.M)
     named = {one for ids in found for one in ids.split()}
     assert len(named) > 12
     for one in named:
@@ -107,8 +102,9 @@ def test_what_explain_prints_is_the_same_script_with_reasons_between(three_gener
     reasons = [index for index, line in enumerate(shown) if line.lstrip().startswith("#  ")]
     assert len(reasons) > 20
     assert not any(shown[index - 1].endswith("\\") for index in reasons)
-    rest = [line for index, line in enumerate(shown) if index not in reasons]
-    assert rest == [line.text for line in script.lines]
+    rest = "\n".join(line for index, line in enumerate(shown) if index not in reasons)
+    whole = re.sub(r"(?ms)^hpcdl_leave\(\) \{.*?^\}$", "hpcdl_leave() { ...; }", script.text)
+    assert rest + "\n" == whole
     subprocess.run(["bash", "-n"], input="\n".join(shown), text=True, check=True)
     at = shown.index("#SBATCH --open-mode=append")
     assert shown[at - 1].startswith("#  a requeued job")
@@ -130,8 +126,9 @@ def test_a_variable_of_the_script_cannot_be_set_by_a_user():
         name for site, _ in PLACES for part in site.partitions.values() for name in part.environment
     }
     own -= {"A", "CUDA_DEVICE_ORDER", "SLURM_WHOLE", "SLURM_PMIX_FENCE", "HPCDL_DATA"}
-    own -= set(re.findall(r"^ *local (\w+)=", text, re.M)) | {"again", "code", "taken"}
-    assert {"HPCDL_JOB", "hpcdl_asked"} <= own
+    own -= {"SLURM_EXPORT_ENV"}  # the last one counts, and that is the user's
+    own -= {"waited"}  # of a rank's own shell, once its program has ended
+    assert {"HPCDL_RANK", "hpcdl_step"} <= own
     for name in own:
         if not name.startswith(("NCCL_", "OMPI_", "OMP_", "MASTER_", "JAX_", "left")):
             with pytest.raises(BadInput, match=f"cannot set the variable {name}"):
@@ -143,44 +140,26 @@ def body(script):
     return lines[lines.index("") + 1 :]
 
 
-def test_what_is_read_is_short_where_a_release_has_the_functions(modern):
-    asked = {"nodes": 2, "gpus_per_node": 4, "module": SOURCED}
-    assert len(body(render(modern, "a100", **asked))) <= 40
-    text = "\n".join(
-        body(render(modern, "cpu", nodes=2, module=SOURCED, launcher="mpi", program=("./a.out",)))
-    )
-    assert not re.search("gpu(?!s-per-node=0)|cuda", text, re.I)
+@pytest.mark.parametrize(
+    ("most", "asked"),
+    [
+        (45, {"gpus": 1, "program": ("python", "train.py"), "module": Module(())}),
+        (90, {"nodes": 2}),
+        (90, {"nodes": 2, "program": ("python", "train.py")}),
+    ],
+)
+def test_a_script_is_one_that_an_expert_would_sign(most, asked):
+    """Only what the job uses is in it; its functions and variables have a prefix."""
+    text = render(shipped("embedded"), **asked).text
+    assert sum(map(bool, text.splitlines())) <= most
+    assert set(re.findall(r"^(\w+)\(\)", text, re.M)) == {"hpcdl_leave"}
+    assert "shellcheck disable" not in text
 
 
-def test_both_forms_are_one_script(modern):
-    """A standalone script has in place of the `source` what that reads, as far as it calls it."""
-    for asked in ({}, {"launcher": "torch", "program": ("x",), "environment": {"A": "x"}}):
-        sourced, own = (
-            render(modern, "a100", nodes=2, module=module, **asked).text
-            for module in (SOURCED, MODULE)
-        )
-        calls = sourced.partition("exit 20; }\n")[2]
-        assert own.endswith(calls)
-        of_its_own = set(own.removesuffix(calls).splitlines()[22:])
-        lines = (line.partition(" #? ")[0] for line in FUNCTIONS.read_text().splitlines())
-        assert of_its_own <= {*lines, ""}
-        assert ("hpcdl_meet() {" in own, "hpcdl_values() {" in own) == (bool(asked),) * 2
-
-
-def test_functions_of_a_release_count_where_they_are_these(tmp_path):
-    assert installed(tmp_path) is None
-    add_startup(tmp_path)
-    file = tmp_path / "share" / "hpcdl" / FILE
-    assert installed(tmp_path) == file
-    file.chmod(0o664)
-    assert installed(tmp_path) is None, "others may write it"
-    file.chmod(0o644)
-    file.write_text(file.read_text() + "true\n")
-    assert installed(tmp_path) is None, "another hpcdl's"
-    for put in (lambda: file.symlink_to(FUNCTIONS), lambda: os.mkfifo(file)):
-        file.unlink()
-        put()
-        assert installed(tmp_path) is None, "and nobody waits for a pipe's text"
+def test_a_job_without_gpus_says_nothing_of_gpus(modern):
+    text = render(modern, "cpu", nodes=2, launcher="mpi", program=("./a.out",)).text
+    body = text.partition("export SLURM_EXPORT_ENV")[2]
+    assert not re.search("gpu(?!s-per-node=0)|cuda", body, re.I)
 
 
 @pytest.mark.parametrize(
@@ -195,22 +174,11 @@ def test_functions_of_a_release_count_where_they_are_these(tmp_path):
         ("--kill-on-bad-exit=1 \\\n  sh", "\\\n  sh", "kill-on-bad-exit"),
     ],
 )
-def test_the_linter_sees_what_a_script_sources(modern, before, after, rule_id):
-    found = []
-    for module in (SOURCED, MODULE):
-        text = render(with_version(modern, "22.05"), "a100", nodes=2, module=module).text
-        assert before in text
-        wrong = text.replace(before, after)
-        found.append({one.rule for one in lint(wrong, name="x", version="22.05", sourced=sourced)})
-    assert found[0] == found[1]
-    assert not rule_id or rule_id in {one.id for one in found[0]}
-
-
-def test_a_users_own_file_of_that_name_is_not_taken_for_it():
-    text = "#!/bin/bash\n#SBATCH --time=9:00 --signal=B:USR2@60\nsource ./{}\nsrun true &\nwait\n"
-    for name in (FILE, "my.sh"):
-        found = lint(text.format(name), name="x", version="22.05", sourced=sourced)
-        assert "signal-not-trapped" in [one.rule.id for one in found]
+def test_the_linter_sees_what_is_taken_out_of_a_script(modern, before, after, rule_id):
+    text = render(with_version(modern, "22.05"), "a100", nodes=2).text
+    assert before in text
+    found = lint(text.replace(before, after), name="x", version="22.05")
+    assert (not rule_id and not found) or rule_id in {one.rule.id for one in found}
 
 
 def test_gpus_are_asked_for_once_in_the_form_of_the_site(three_generations, pi):
@@ -249,7 +217,7 @@ def test_the_environment_of_the_partition_yields_to_the_request_and_is_checked_l
         for values in ({"A": "site", "B": "site"}, {"UID": "0"})
     )
     text = render(site, environment={"A": "mine"}).text
-    assert text.index("export A=site\n") < text.index("values '' A\n")
+    assert text.index("export A=site\n") < text.index("hpcdl_name in A;")
     assert "export B=site\n" in text
     assert "mine" not in text
     with pytest.raises(BadInput, match="cannot set the variable UID"):
@@ -261,15 +229,14 @@ def test_mpi_and_nccl_take_the_interface_that_the_site_names(three_generations):
     text = render(three_generations, nodes=2, environment={"NCCL_SOCKET_IFNAME": "eth0"}).text
     assert all(line in text.splitlines() for line in lines)
     # Later lines win: what a person says is of more weight than the site.
-    assert text.index("NCCL_SOCKET_IFNAME=ib0") < text.index("values '' NCCL_SOCKET_IFNAME")
+    assert text.index("NCCL_SOCKET_IFNAME=ib0") < text.index("hpcdl_name in NCCL_SOCKET_IFNAME;")
     assert "IFNAME" not in render(three_generations, nodes=1).text
 
 
 def variables_unset(site, version, **asked):
     text = render(with_version(site, version), **asked).text
     lists = ",".join(re.findall(r"SLURM_\{([A-Z_,]+)\}", text)).split(",")
-    (kept,) = re.findall(r"^hpcdl_clean\b(?!\()(.*)$", text, re.M)
-    return {f"SLURM_{name}" for name in lists} - set(kept.split())
+    return {f"SLURM_{name}" for name in lists}
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.jobs import JobSpec, Module, environment, render_script
-from hpcdl.jobs.script import FILE, ArrayOf
+from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.spec import check_spec
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 from tests.unit.conftest import shipped
 from tests.waiting import wait_for
@@ -31,14 +30,13 @@ exit "${SCONTROL_CODE:-0}"
 """
 SLEEP = '#!/bin/bash\n(( ${1%.*} >= 5 )) || exec /bin/sleep "$@"\n'
 SITE = shipped("embedded")
-PLAIN, SOURCED = Module(()), Module((), functions=folder("templates") / "sbatch" / FILE)
-BOTH = pytest.mark.parametrize("module", [PLAIN, SOURCED], ids=["standalone", "sourced"])
+NONE = Module(())
 
 
 class Job:
     """A rendered script and the directory in which it runs."""
 
-    def __init__(self, folder, *program, site=SITE, array=None, module=PLAIN, **asked):
+    def __init__(self, folder, *program, site=SITE, array=None, module=NONE, **asked):
         self.folder = folder
         self.put(srun=SRUN, scontrol=SCONTROL, sleep=SLEEP)
         asked = {"program": program, "job_dir": folder / "job", "preflight": False, **asked}
@@ -113,10 +111,9 @@ def test_the_job_ends_with_the_programs_own_exit_code(tmp_path, words, code):
     assert (job.run()[0], job.requeues) == (code, 0)
 
 
-@BOTH
 @pytest.mark.parametrize(("restarts", "requeued"), [("0", 1), ("4", 1), ("5", 0), ("6", 0)])
-def test_75_puts_the_job_back_into_the_queue_up_to_a_cap(tmp_path, module, restarts, requeued):
-    job = Job(tmp_path, "bash", "-c", "exit 75", module=module)
+def test_75_puts_the_job_back_into_the_queue_up_to_a_cap(tmp_path, restarts, requeued):
+    job = Job(tmp_path, "bash", "-c", "exit 75")
     code, out, _ = job.run(SLURM_RESTART_COUNT=restarts)
     assert (code, job.requeues) == (75, requeued)
     assert (f"requeue {int(restarts) + 1} of at most 5".encode() in out) == requeued
@@ -137,7 +134,6 @@ def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path):
     assert time.monotonic() - start < 5
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("sent", "on_usr2", "code", "requeues"),
     [
@@ -147,8 +143,8 @@ def test_a_requeue_that_slurm_refuses_still_ends_with_75(tmp_path):
         *(("SIGUSR2", f"/bin/sleep 0.1; exit {code}", code, 0) for code in (0, 1, 127, 139)),
     ],
 )
-def test_a_signal_reaches_ranks_whose_code_counts(tmp_path, module, sent, on_usr2, code, requeues):
-    job = Job(tmp_path, *program(tmp_path / "up", on_usr2), module=module)
+def test_a_signal_reaches_ranks_whose_code_counts(tmp_path, sent, on_usr2, code, requeues):
+    job = Job(tmp_path, *program(tmp_path / "up", on_usr2))
     assert (signalled(job, sent, tmp_path / "up"), job.requeues) == (code, requeues)
 
 
@@ -190,20 +186,18 @@ touch "$STANDIN/staged"
 """
 
 
-@BOTH
 @pytest.mark.parametrize(("sent", "code", "requeues"), [("SIGUSR2", 75, 1), ("SIGTERM", 5, 0)])
-def test_a_signal_while_data_is_staged_ends_the_staging(tmp_path, module, sent, code, requeues):
-    job = Job(tmp_path, "true", data=str(tmp_path), stage=True, nodes=2, module=module)
+def test_a_signal_while_data_is_staged_ends_the_staging(tmp_path, sent, code, requeues):
+    job = Job(tmp_path, "true", data=str(tmp_path), stage=True, nodes=2)
     job.put(srun=BUSY_SRUN, hpcdl=STAGE)
     found = signalled(job, sent, tmp_path / "staging", SLURM_CLUSTER_NAME="embedded")
     assert (found, job.requeues) == (code, requeues)
     assert not (tmp_path / "staged").exists()
 
 
-@BOTH
-def test_a_signal_while_the_job_ends_leaves_nothing_behind(tmp_path, module):
+def test_a_signal_while_the_job_ends_leaves_nothing_behind(tmp_path):
     """scancel ends the steps first: this shell may be told when it cleans up already."""
-    job = Job(tmp_path, "false", data=str(tmp_path), stage=True, module=module)
+    job = Job(tmp_path, "false", data=str(tmp_path), stage=True)
     told = '[[ $* != *-4711-* ]] || kill "$PPID"\nexec /bin/rm "$@"'
     job.put(hpcdl='#!/bin/bash\nmkdir -p "${@: -1}"\n', rm=f"#!/bin/bash\n{told}\n")
     scratch = tmp_path / "scratch"
@@ -225,27 +219,9 @@ def test_modules_that_do_not_load_end_the_job_with_its_own_code(tmp_path, init):
     assert not any(call.startswith("srun") for call in job.calls)
 
 
-def test_a_release_that_is_gone_ends_the_job_with_its_own_code(tmp_path):
-    job = Job(tmp_path, "true", module=Module((), functions=tmp_path / "gone" / FILE))
-    assert (job.run()[0], job.calls) == (20, [])
-
-
-@pytest.mark.parametrize("kept", [0.0, 0.3, 0.6, 0.9, 0.995])
-def test_functions_that_are_cut_off_are_noticed(tmp_path, kept):
-    """A cut between two functions is a script in order, to bash; one within a function is none."""
-    whole = (folder("templates") / "sbatch" / FILE).read_bytes()
-    for size in {int(len(whole) * kept), whole.rfind(b"\n}\n", 0, int(len(whole) * kept) + 1) + 3}:
-        (tmp_path / FILE).write_bytes(whole[:size])
-        job = Job(tmp_path, "true", module=Module((), functions=tmp_path / FILE))
-        code, _, said = job.run()
-        assert (code, job.calls) == (20, [])
-        assert said.endswith(b"hpcdl: the functions of this release are gone or not whole\n")
-
-
-@BOTH
 @pytest.mark.parametrize(("hpcdl", "code"), [("exit 21", 21), ("exit 0", 0)])
-def test_a_failed_preflight_ends_its_chain(tmp_path, module, hpcdl, code):
-    job = Job(tmp_path, "true", preflight=True, chain=2, module=module)
+def test_a_failed_preflight_ends_its_chain(tmp_path, hpcdl, code):
+    job = Job(tmp_path, "true", preflight=True, chain=2)
     job.put(hpcdl=f"#!/bin/bash\n{hpcdl}\n")
     assert (job.run()[0], job.kept_code) == (code, str(code))
     assert b"the chain ends" in job.run()[2]
@@ -321,7 +297,7 @@ def special_variables():
         "BASH_ARGV0 BASH_COMPAT BASH_ENV BASH_XTRACEFD CDPATH COLUMNS COMPREPLY COPROC ENV FIGNORE "
         "EXECIGNORE FUNCNEST GLOBIGNORE HISTFILE HISTSIZE HOME IGNOREEOF INPUTRC LANG LC_ALL MAIL "
         "MAPFILE OPTERR POSIXLY_CORRECT PROMPT_COMMAND PS3 PS4 READLINE_LINE REPLY TMOUT TMPDIR TZ "
-        "SLURM_JOB_ID SLURM_RESTART_COUNT HPCDL_JOB_DIR launcher again code a x_1"
+        "SLURM_JOB_ID SLURM_RESTART_COUNT HPCDL_JOB_DIR hpcdl_step hpcdl_code code a x_1"
     )
     return sorted({*own, *known.split()} - {"PATH"})
 

@@ -39,7 +39,7 @@ FORMS = [
     # Bash uses these, or the script.
     *(
         ("environment", f"cannot set the variable {name}", [{name: "x"}])
-        for name in ("UID", "RANDOM", "launcher", "SLURM_RESTART_COUNT", "_")
+        for name in ("UID", "RANDOM", "hpcdl_step", "SLURM_RESTART_COUNT", "_")
     ),
     *(("program", said, [("python", word)]) for word, said in NO_WORDS.items()),
     *(("environment", said, [{"A": word}]) for word, said in NO_WORDS.items()),

@@ -80,9 +80,9 @@ def test_arguments_arrive_byte_for_byte_in_their_task(site, tmp_path):
     file.parent.mkdir()
     file.write_text(arguments)
     lines = [line.text for line in script.lines]
-    read = "\n".join(one for one in lines if one.startswith(("point=", 'eval "point')))
+    read = "\n".join(one for one in lines if one.startswith(("hpcdl_point=", 'eval "hpcdl_point')))
     for task, word in enumerate(nasty):
-        argv = ["bash", "-c", f'{read}\n"${{point[@]:1}}"']
+        argv = ["bash", "-c", f'{read}\n"${{hpcdl_point[@]:1}}"']
         env = {"SLURM_ARRAY_TASK_ID": str(task), "PATH": "/usr/bin:/bin"}
         told = subprocess.check_output(argv, cwd=tmp_path, env=env)
         assert told.split(b"\0")[:2] == [b"--word", word.encode()]

@@ -220,5 +220,5 @@ def requeue(job: Job) -> Iterator[Hit]:
     place = option or command
     if job.script.is_batch and not (nowhere or appends) and place:
         yield at("requeue-truncates", place)
-    if command and "SLURM_RESTART_COUNT" not in job.script.text + job.script.sourced:
+    if command and "SLURM_RESTART_COUNT" not in job.script.text:
         yield at("requeue-uncapped", command)

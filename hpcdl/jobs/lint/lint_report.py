@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.jobs.lint import LintFinding, lint
-from hpcdl.jobs.lint.parse import BatchScript, Sourced
+from hpcdl.jobs.lint.parse import BatchScript
 from hpcdl.jobs.lint.shell import parser
 from hpcdl.slurm.rules import SEVERITIES, SlurmRelease, SlurmRule, as_release, known_releases, rule
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
@@ -57,12 +57,10 @@ def run_lint(
     as_sarif: bool = False,
     advice: bool = False,
     live: bool = False,
-    sourced: Sourced | None = None,
 ) -> ExitCode:
     """Lint files and print what is found; `-` is standard input.
 
-    The newest known release is checked by default; `partition`, `cluster` and `sourced`
-    are those of `lint`.
+    The newest known release is checked by default; `partition` and `cluster` are those of `lint`.
     With `live` the sbatch on PATH is asked, too, whether it would take each file.
     The answer is NO where a script has an error, else USAGE where one cannot be read, else OK.
 
@@ -84,7 +82,6 @@ def run_lint(
             version=release,
             partition=partition,
             cluster=cluster,
-            sourced=sourced,
         )
         if live:
             findings += _of_sbatch(path)

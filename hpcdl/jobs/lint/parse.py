@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -121,19 +121,11 @@ class JobStep(NamedTuple):
         return (self.options.rest or self.command.words)[-1].end
 
 
-Sourced = Callable[[str, str], str]
-"""Returns the text of a file that a script sources, from its name and the script; '' for none."""
-
-
 class BatchScript:
     """A batch script. Everything is worked out once, when first asked for."""
 
-    def __init__(
-        self, text: str, name: str, *, is_part: bool = False, reads: Sourced | None = None
-    ) -> None:
-        self.text, self.name, self.is_part, self._reads = text, name, is_part, reads
-        self.sourced = ""
-        """The text of a file that its commands source, once they are read."""
+    def __init__(self, text: str, name: str) -> None:
+        self.text, self.name = text, name
 
     @cached_property
     def lines(self) -> tuple[SourceLine, ...]:
@@ -161,7 +153,7 @@ class BatchScript:
         for line in self.lines[len(self.header) + 1 :]:
             if re.match(r"#!\s*/", line.text) and self.is_comment(line.start):
                 part = self.text[: line.start]
-                return BatchScript(part, self.name, is_part=True, reads=self._reads)
+                return BatchScript(part, self.name)
         return self
 
     @cached_property
@@ -177,16 +169,7 @@ class BatchScript:
 
     @cached_property
     def _reading(self) -> Reading:
-        """The commands of the script and, where known, of the files that it sources."""
-        reading = Reading(self.text if self.is_shell else "")
-        for place, command in enumerate(reading.commands if self._reads else ()):
-            file = command.words[1].value if len(command.words) > 1 else ""
-            if self._reads and command.name in {"source", "."}:
-                self.sourced = self._reads(file, self.text)
-                sourced = [one.moved(command.start) for one in Reading(self.sourced).commands]
-                reading.commands[place + 1 : place + 1] = sourced
-                break
-        return reading
+        return Reading(self.text if self.is_shell else "")
 
     @cached_property
     def commands(self) -> tuple[ShellCommand, ...]:

@@ -126,13 +126,6 @@ class ShellCommand:
         """Its name without the path."""
         return self.name.rpartition("/")[2]
 
-    def moved(self, start: int) -> ShellCommand:
-        """The same command at another place: where the file that has it is sourced."""
-        words, before = (
-            tuple(Word(one.raw, start) for one in part) for part in (self.words, self.assignments)
-        )
-        return replace(self, words=words, assignments=before)
-
     def within(self, *kinds: str) -> bool:
         """Whether one of the constructs around it is of these kinds."""
         return any(scope.kind in kinds for scope in self.scopes)

@@ -203,7 +203,6 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
     """Render every script of a study, and check each by lint and by `bash -n`. Writes nothing."""
     from hpcdl.jobs.limits import limits_of
     from hpcdl.jobs.lint import lint
-    from hpcdl.jobs.script import sourced
 
     checked, at_once = [], 1 if plan.scale.in_turn else None
     for part in plan.rounds:
@@ -216,7 +215,6 @@ def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
                 name=f"{part.run.name}.sh",
                 version=plan.site.slurm.version,
                 partition=limits_of(partition),
-                sourced=sourced,
             )
             errors, warnings = (
                 [

@@ -129,8 +129,7 @@ def test_without_the_parser_nothing_is_concluded_from_what_a_script_does_not_run
     """Whose traps lie in the release's file, and what no one has read, is not known."""
     for module in (check_signals, check_steps, shell):
         monkeypatch.setattr(module, "parser", lambda: None)
-    functions = MODULE._replace(functions=Path("/apps/job-1.sh"))
-    text = render_script(shipped("embedded"), JobSpec("v100", nodes=2), functions).text
+    text = render_script(shipped("embedded"), JobSpec("v100", nodes=2), MODULE).text
     asked = "#!/bin/bash\n#SBATCH -n4 --gpus-per-task=1\n"
     for script in (text, asked + "srun --gres-flags=allow-task-sharing a.out\n"):
         assert lint(script, name="x", version="22.05") == ()
