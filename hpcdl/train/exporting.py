@@ -7,7 +7,6 @@ it, in float32. Weights that come in may be such a directory, a file of Keras, o
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, write_json
+from hpcdl.system.trust import require_known_owner
 from hpcdl.train import checkpoint
 from hpcdl.train.models import ModelRecipe, origin
 from hpcdl.train.options import TrainOptions
@@ -63,11 +63,15 @@ def export(model: Any, path: Path, recipe: ModelRecipe, description: Mapping[str
     plain = recipe.plain()
     for variable, value in zip(plain.weights, model.weights, strict=True):
         variable.assign(value.numpy())
-    aside = path.with_name(f".{path.stem}.part{path.suffix}")
+    # A name that nobody can foretell: a link that was left under it would be written through.
     with explain_os_errors(path):
-        shutil.rmtree(aside, ignore_errors=True)
-        _write(plain, aside, recipe, description)
-        aside.rename(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        explain_os_errors(path),
+        tempfile.TemporaryDirectory(prefix=f".{path.stem}.", dir=path.parent) as aside,
+    ):
+        _write(plain, Path(aside, path.name), recipe, description)
+        Path(aside, path.name).rename(path)
 
 
 def _write(model: Any, path: Path, recipe: ModelRecipe, description: Mapping[str, Any]) -> None:
@@ -100,7 +104,7 @@ def load_weights(model: Any, recipe: ModelRecipe, path: Path) -> str:
     """
     try:
         arrays = _read(recipe, path)
-    except BadInput:
+    except (BadInput, MissingPrerequisite):
         raise
     except Exception as fault:  # Keras' readers raise of everything
         raise BadInput(
@@ -152,6 +156,8 @@ def _read(recipe: ModelRecipe, path: Path) -> Sequence[Any]:
         saved = checkpoint.load(path)
         return saved.arrays[: saved.meta["weights"]]
     if path.suffix == ".keras":
+        # It names classes and functions that Keras calls, which some releases let be any.
+        require_known_owner(path, path.stat())
         loaded = tf.keras.models.load_model(path, compile=False)
         return [weight.numpy() for weight in loaded.weights]
     model = recipe.plain()
