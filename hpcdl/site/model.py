@@ -23,7 +23,7 @@ from hpcdl.site.sections import (
     StackRequest,
     no_default,
 )
-from hpcdl.system.declare import option
+from hpcdl.system.declare import SWITCH, choice, listed, number, option, text, whole
 
 __all__ = ["External", "Limits", "Paths", "SlurmDialect", "SpackSettings", "StackRequest"]
 
@@ -90,31 +90,25 @@ class Interconnect:
 
     fabric: str = option(
         "Its kind; ethernet is without RDMA, roce with it, cloud the TCP of virtual machines",
-        type="string",
-        enum=["ethernet", "roce", "cloud", "infiniband", "omnipath", "slingshot", "unknown"],
+        **choice("ethernet", "roce", "cloud", "infiniband", "omnipath", "slingshot", "unknown"),
     )
     bandwidth_gbps: float | None = option(
         "Bandwidth of a node in Gbit/s; predictions over several nodes need it",
         None,
-        type="number",
-        minimum=0.1,
-        maximum=10000,
+        **number(0.1, 10000),
         example=56,
     )
     interface: str | None = option(
         "The network interface that MPI and NCCL use between nodes, where there are several",
         None,
-        type="string",
-        pattern="^[A-Za-z0-9_.:-]{1,40}$",
+        **text("^[A-Za-z0-9_.:-]{1,40}$"),
         example="ib0",
     )
     measured_gbs: float | None = option(
         "Bus bandwidth of an all-reduce between nodes in GB/s, as measured; predictions use it "
         "instead of the published part of the rate",
         None,
-        type="number",
-        minimum=0.0001,
-        maximum=10000,
+        **number(0.0001, 10000),
         example=5.7,
     )
 
@@ -135,9 +129,7 @@ class Scratch:
         type="string",
         example="/local/$SLURM_JOB_ID",
     )
-    size_gb: float = option(
-        "Space in GB; 0 where it is not known", 0, type="number", minimum=0, maximum=1000000
-    )
+    size_gb: float = option("Space in GB; 0 where it is not known", 0, **number(0, 1000000))
 
 
 @dataclass(init=False, repr=False, eq=False)
@@ -152,27 +144,19 @@ class PartitionGpus:
     gres_type: str | None = option(
         "What Slurm calls it in Gres (`gpu:p100:4`). The partition's name by default",
         None,
-        type="string",
-        pattern="^[A-Za-z0-9_.-]{1,40}$",
+        **text("^[A-Za-z0-9_.-]{1,40}$"),
         example="p100",
     )
     typed: bool | None = option(
         "Whether Slurm gives these GPUs a type. The site's `slurm.gpu_typed` by default",
         None,
-        type="boolean",
+        **SWITCH,
     )
     per_node: int = option(
-        "Devices per node as Slurm counts them (a K80 board is two)",
-        type="integer",
-        minimum=1,
-        maximum=64,
+        "Devices per node as Slurm counts them (a K80 board is two)", **whole(1, 64)
     )
     memory_gb: float | None = option(
-        "Memory of one device in GB, if not the model's",
-        None,
-        type="number",
-        minimum=1,
-        maximum=1024,
+        "Memory of one device in GB, if not the model's", None, **number(1, 1024)
     )
 
 
@@ -183,52 +167,35 @@ class GpuDescription:
     compute: str | None = option(
         "CUDA compute capability; `nvidia-smi --query-gpu=compute_cap --format=csv` shows it",
         None,
-        type="string",
-        pattern="^[0-9]{1,2}\\.[0-9]$",
+        **text("^[0-9]{1,2}\\.[0-9]$"),
         example="'8.9'",
     )
-    memory_gb: float | None = option(
-        "Memory of one device in GB", None, type="number", minimum=1, maximum=1024
-    )
+    memory_gb: float | None = option("Memory of one device in GB", None, **number(1, 1024))
     vendor: str | None = option(
-        "Who makes it; NVIDIA by default", None, type="string", enum=["nvidia", "amd", "intel"]
+        "Who makes it; NVIDIA by default", None, **choice("nvidia", "amd", "intel")
     )
     driver_name: str | None = option(
         "The part of the driver's name (`nvidia-smi -L`) that distinguishes this model. The "
         "model up to its first dash by default",
         None,
-        type="string",
-        pattern="^[A-Za-z0-9][A-Za-z0-9 ./_+-]{0,60}$",
+        **text("^[A-Za-z0-9][A-Za-z0-9 ./_+-]{0,60}$"),
         example="RTX 5000 Ada",
     )
     fabric: str | None = option(
-        "What joins the GPUs of a node",
-        None,
-        type="string",
-        enum=["pcie3", "pcie4", "pcie5", "nvlink"],
+        "What joins the GPUs of a node", None, **choice("pcie3", "pcie4", "pcie5", "nvlink")
     )
     nvlink_gbs: float | None = option(
-        "NVLink of one device in GB/s, both ways together",
-        None,
-        type="number",
-        minimum=1,
-        maximum=100000,
+        "NVLink of one device in GB/s, both ways together", None, **number(1, 100000)
     )
-    memory_gbs: float | None = option(
-        "Bandwidth of its memory in GB/s", None, type="number", minimum=1, maximum=100000
-    )
-    fp32_tflops: float | None = option(
-        "Peak of float32 in TFLOPS", None, type="number", minimum=0.1, maximum=100000
-    )
-    tf32_tflops: float | None = option(
-        "Peak of TF32 in TFLOPS, dense", None, type="number", minimum=0.1, maximum=100000
-    )
+    memory_gbs: float | None = option("Bandwidth of its memory in GB/s", None, **number(1, 100000))
+    fp32_tflops: float | None = option("Peak of float32 in TFLOPS", None, **number(0.1, 100000))
+    tf32_tflops: float | None = option("Peak of TF32 in TFLOPS, dense", None, **number(0.1, 100000))
     half_tflops: float | None = option(
-        "Peak of float16 in TFLOPS, dense", None, type="number", minimum=0.1, maximum=100000
+        "Peak of float16 in TFLOPS, dense", None, **number(0.1, 100000)
     )
-    tdp_w: float | None = option("Its power in W", None, type="number", minimum=1, maximum=10000)
+    tdp_w: float | None = option("Its power in W", None, **number(1, 10000))
     machine: str | None = option(
-        "The CPUs beside it; x86_64 by default", None, type="string", enum=["x86_64", "aarch64"]
+        "The CPUs beside it; x86_64 by default", None, **choice("x86_64", "aarch64")
     )
 
 
@@ -243,36 +210,28 @@ class Partition:
     """
 
     name: str
-    nodes: int = option("How many nodes it has", type="integer", minimum=1, maximum=100000)
+    nodes: int = option("How many nodes it has", **whole(1, 100000))
     hostlist: str | None = option(
         "Their names, as Slurm writes them. `NAME-[01-NN]` by default",
         None,
-        type="string",
-        pattern="^[A-Za-z0-9_][A-Za-z0-9_.,\\[\\]-]{0,3999}$",
+        **text("^[A-Za-z0-9_][A-Za-z0-9_.,\\[\\]-]{0,3999}$"),
         example="p100-[01-04]",
     )
     gpu: Gpu | None = option(
         "The GPUs of a node. Leave it out on a CPU partition", None, of=PartitionGpus
     )
-    sockets: int = option("Processor sockets of a node", type="integer", minimum=1, maximum=16)
-    cores_per_socket: int = option("Cores of a socket", type="integer", minimum=1, maximum=512)
-    threads_per_core: int = option(
-        "Hardware threads of a core", 1, type="integer", minimum=1, maximum=8
-    )
+    sockets: int = option("Processor sockets of a node", **whole(1, 16))
+    cores_per_socket: int = option("Cores of a socket", **whole(1, 512))
+    threads_per_core: int = option("Hardware threads of a core", 1, **whole(1, 8))
     usable_cpus: int | None = option(
         "CPUs of a node that jobs may have, where Slurm keeps some for itself "
         "(CPUEfctv is less than CPUTot); all by default",
         None,
-        type="integer",
-        minimum=1,
-        maximum=65536,
+        **whole(1, 65536),
         example=112,
     )
     memory_gb: float = option(
-        "Memory of a node in GB, as Slurm gives it to jobs",
-        type="number",
-        minimum=0.1,
-        maximum=65536,
+        "Memory of a node in GB, as Slurm gives it to jobs", **number(0.1, 65536)
     )
     interconnect: Interconnect = option(
         "The network between the nodes; unknown where it is left out",
@@ -281,31 +240,20 @@ class Partition:
         write=no_default,
     )
     scratch: Scratch | None = option("Scratch on the node's own disk", None, of=Scratch)
-    features: tuple[str, ...] = option(
-        "Slurm features of its nodes",
-        (),
-        type="array",
-        items={"type": "string", "pattern": _FEATURE},
-    )
+    features: tuple[str, ...] = option("Slurm features of its nodes", (), **listed(text(_FEATURE)))
     target: str = option(
         "Microarchitecture to compile for, as archspec names it",
         "x86_64_v3",
-        type="string",
-        pattern="^[a-z0-9_]{1,40}$",
+        **text("^[a-z0-9_]{1,40}$"),
         example="skylake_avx512",
     )
     driver: str | None = option(
-        "Version of the NVIDIA driver",
-        None,
-        type="string",
-        pattern="^\\d{3}(\\.\\d+){0,2}$",
-        example="535.104.05",
+        "Version of the NVIDIA driver", None, **text("^\\d{3}(\\.\\d+){0,2}$"), example="535.104.05"
     )
     reference_set: str = option(
         "The set of references for its checks. The GPU's name by default",
         "",
-        type="string",
-        pattern=NAME,
+        **text(NAME),
         write=no_default,
     )
     groups: tuple[Partition, ...] = option(
@@ -319,13 +267,12 @@ class Partition:
     max_time: str = option(
         "The longest time limit, as Slurm writes it",
         "1-00:00:00",
-        type="string",
-        pattern="^(\\d{1,4}-)?\\d{1,4}(:[0-5]\\d){0,2}$|^unlimited$",
+        **text("^(\\d{1,4}-)?\\d{1,4}(:[0-5]\\d){0,2}$|^unlimited$"),
         example="24:00:00",
     )
     max_minutes: int = 0
     stack: str | None = option(
-        "The stack that `module load tensorflow` gives here", None, type="string", pattern=NAME
+        "The stack that `module load tensorflow` gives here", None, **text(NAME)
     )
     environment: Mapping[str, str] = option(
         "Variables that every job here gets, by name",
@@ -335,11 +282,9 @@ class Partition:
         additionalProperties={"type": "string", "pattern": "^[^\\x00-\\x1f]{0,1000}$"},
         example="{NCCL_IB_HCA: mlx5}",
     )
-    account: str | None = option(
-        "Account for jobs here, instead of the site's", None, type="string", pattern=NAME
-    )
+    account: str | None = option("Account for jobs here, instead of the site's", None, **text(NAME))
     qos: str | None = option(
-        "Quality of service for jobs here, instead of the site's", None, type="string", pattern=NAME
+        "Quality of service for jobs here, instead of the site's", None, **text(NAME)
     )
     fellows: tuple[Partition, ...] = ()
 
@@ -403,7 +348,7 @@ class Site:
     have no password may run on the nodes. `clean` is what `hpcdl clean` keeps, by kind.
     """
 
-    name: str = option("The cluster's name", type="string", pattern=NAME, example="pi")
+    name: str = option("The cluster's name", **text(NAME), example="pi")
     source: Path
     slurm: SlurmDialect = option(
         "The site's Slurm, and how jobs request resources", of=SlurmDialect
@@ -416,15 +361,13 @@ class Site:
     default_partition: str = option(
         "The partition of jobs that name none; the first one by default",
         "",
-        type="string",
-        pattern=NAME,
+        **text(NAME),
         write=no_default,
     )
     container: str | None = option(
         "The container runtime that jobs may use",
         None,
-        type="string",
-        enum=["apptainer", "charliecloud", "pyxis"],
+        **choice("apptainer", "charliecloud", "pyxis"),
     )
     gpus: Mapping[str, Gpu] = option(
         "GPU models that hpcdl's facts lack or describe differently, by name",
@@ -470,13 +413,13 @@ class Site:
         "Whether everybody who can reach the nodes' ports may run code as any user: "
         "`multiworker` jobs then need no --trusted-network",
         False,
-        type="boolean",
+        **SWITCH,
     )
     private: bool = option(
         "Whether the prefix is for its owner alone, such as one below a home "
         "directory that others cannot enter. Otherwise such a release is refused",
         False,
-        type="boolean",
+        **SWITCH,
     )
 
     def by_groups(self, names: Sequence[str] = ()) -> tuple[Partition, ...]:

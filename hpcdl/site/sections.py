@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.system.declare import option
+from hpcdl.system.declare import PATH, SWITCH, choice, listed, number, option, text, whole
 from hpcdl.system.resources import expand
 
 NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
@@ -68,80 +68,67 @@ class SlurmDialect:
 
     version: str = option(
         "Slurm's release, as `sinfo --version` prints it. It decides the form of the scripts",
-        type="string",
-        pattern="^\\d{1,2}\\.\\d{2}(\\.\\d{1,2})?([-.\\w]*)?$",
+        **text("^\\d{1,2}\\.\\d{2}(\\.\\d{1,2})?([-.\\w]*)?$"),
         example="22.05.8",
     )
     gpu_request: str = option(
         "How a job asks for GPUs: `--gpus-per-node` or `--gres=gpu`. Never both",
         "gpus-per-node",
-        type="string",
-        enum=["gpus-per-node", "gres"],
+        **choice("gpus-per-node", "gres"),
     )
     gpu_typed: bool = option(
-        "Whether the request names the GPU's type (`gpu:p100:4`, not `gpu:4`)", True, type="boolean"
+        "Whether the request names the GPU's type (`gpu:p100:4`, not `gpu:4`)", True, **SWITCH
     )
     mpi: str = option(
         "The plug-in for `srun --mpi=`; `srun --mpi=list` shows what there is",
         "pmix",
-        type="string",
-        pattern="^[a-z0-9_]{1,30}$",
+        **text("^[a-z0-9_]{1,30}$"),
     )
     pmix: str | None = option(
         "The PMIx release that Slurm was built with; MPI in the stack must share it",
         None,
-        type="string",
-        pattern="^\\d+(\\.\\d+){0,2}$",
+        **text("^\\d+(\\.\\d+){0,2}$"),
         example="4.2",
     )
-    accounting: bool = option(
-        "Whether slurmdbd runs, so that `sacct` answers", False, type="boolean"
-    )
+    accounting: bool = option("Whether slurmdbd runs, so that `sacct` answers", False, **SWITCH)
     account: str | None = option(
-        "Account that jobs are charged to, where none is given", None, type="string", pattern=NAME
+        "Account that jobs are charged to, where none is given", None, **text(NAME)
     )
-    qos: str | None = option(
-        "Quality of service of jobs, where none is given", None, type="string", pattern=NAME
-    )
+    qos: str | None = option("Quality of service of jobs, where none is given", None, **text(NAME))
     select: str | None = option(
         "SelectType of slurm.conf behind the slash; `scontrol show config` shows it",
         None,
-        type="string",
-        enum=["cons_res", "cons_tres", "linear"],
+        **choice("cons_res", "cons_tres", "linear"),
     )
     task_plugins: tuple[str, ...] = option(
         "TaskPlugin of slurm.conf, what is behind each slash: affinity binds",
         (),
-        type="array",
-        items={"type": "string", "enum": ["affinity", "cgroup", "none"]},
+        **listed(choice("affinity", "cgroup", "none")),
     )
     plugin_options: tuple[str, ...] = option(
         "Long options that plug-ins (SPANK) add to sbatch and srun, without dashes; "
         "`sbatch --help` lists them at its end",
         (),
-        type="array",
-        items={"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9_-]{0,60}$"},
+        **listed(text("^[A-Za-z0-9][A-Za-z0-9_-]{0,60}$")),
     )
     memory: str = option(
         "How a job asks for memory: `--mem`, `--mem-per-cpu`, `--mem-per-gpu`, or not at all",
         "node",
-        type="string",
-        enum=["node", "cpu", "gpu", "none"],
+        **choice("node", "cpu", "gpu", "none"),
     )
     exclusive: bool = option(
-        "Whether jobs that fill their nodes ask for `--exclusive`", True, type="boolean"
+        "Whether jobs that fill their nodes ask for `--exclusive`", True, **SWITCH
     )
     requeue: bool = option(
         "Whether jobs may be requeued; without it, `job submit --chain` continues a run",
         True,
-        type="boolean",
+        **SWITCH,
     )
     purge: str = option(
         "What a job unloads before it loads its modules: `all`, all but `sticky` ones "
         "of Lmod, or `none`, for Cray's bases and sites that load what jobs need",
         "all",
-        type="string",
-        enum=["all", "sticky", "none"],
+        **choice("all", "sticky", "none"),
     )
 
 
@@ -189,14 +176,10 @@ class StackRequest:
         "How it is built: from PyPI's wheels; compiled from source by Spack; or by "
         "Spack from wheels, for its packages around them. `venv` is the old name of "
         "`wheels`",
-        type="string",
-        enum=["wheels", "spack", "spack-wheels", "venv"],
+        **choice("wheels", "spack", "spack-wheels", "venv"),
     )
     partitions: tuple[str, ...] = option(
-        "The partitions it serves; all by default",
-        (),
-        type="array",
-        items={"type": "string", "pattern": NAME},
+        "The partitions it serves; all by default", (), **listed(text(NAME))
     )
     pins: Mapping[str, str] = option(
         "Versions fixed by the site, by component (tensorflow, cuda, ...)",
@@ -210,27 +193,25 @@ class StackRequest:
         "extras and versions as pip takes them. TensorFlow, Keras and Horovod: see "
         "pins",
         (),
-        type="array",
-        items={
-            "type": "string",
-            "pattern": "^(?!(tensorflow(-cpu|-gpu)?|keras|horovod)(?![A-Za-z0-9._-]))"
-            "[A-Za-z0-9][A-Za-z0-9._-]{0,80}(\\[[A-Za-z0-9,._-]{1,80}\\])?( "
-            "?(==|>=|<=|~=|!=|<|>) ?[0-9][0-9A-Za-z.*+!_-]{0,40},?){0,4}$",
-        },
+        **listed(
+            text(
+                "^(?!(tensorflow(-cpu|-gpu)?|keras|horovod)(?![A-Za-z0-9._-]))"
+                "[A-Za-z0-9][A-Za-z0-9._-]{0,80}(\\[[A-Za-z0-9,._-]{1,80}\\])?( "
+                "?(==|>=|<=|~=|!=|<|>) ?[0-9][0-9A-Za-z.*+!_-]{0,40},?){0,4}$"
+            )
+        ),
         example=["pandas", "jupyterlab>=4,<5"],
     )
     variant: str | None = option(
         "`cpu`: a build for CPUs, although its partitions have GPUs, which then stay "
         "idle. Without it the partitions decide",
         None,
-        type="string",
-        enum=["cpu"],
+        **choice("cpu"),
     )
     horovod: bool = option(
         "`none`: without Horovod, for tf.distribute; no compiler is needed then",
         True,
-        type="string",
-        enum=["none"],
+        **choice("none"),
         read=_is_on,
         write=no_default,
     )
@@ -239,11 +220,8 @@ class StackRequest:
         "default clang compiles it, or where no clang fits, the first nvcc that does of "
         "$CUDA_HOME, PATH and /usr/local/cuda*",
         None,
-        type="string",
-        pattern="^/",
+        **PATH,
         example="/usr/local/cuda-12.4",
-        read=Path,
-        write=str,
     )
     renamed: str = ""
     """The old name of its backend, where the site file has that."""
@@ -281,37 +259,27 @@ class SpackSettings:
         additionalProperties={"type": "string", "pattern": "^(file|https?|oci|s3)://"},
     )
     build_jobs: int | None = option(
-        "Processes per build; Spack's own choice by default",
-        None,
-        type="integer",
-        minimum=1,
-        maximum=1024,
+        "Processes per build; Spack's own choice by default", None, **whole(1, 1024)
     )
     padded_length: int = option(
         "Length the install path is padded to, so that binaries can move. 0: no padding",
         128,
-        type="integer",
-        minimum=0,
-        maximum=512,
+        **whole(0, 512),
         write=no_default,
     )
     signing_key: str | None = option(
         "Fingerprint or name of a key in Spack's keyring (`spack gpg list --signing`) "
         "that signs the build cache; by default a key that the build makes",
         None,
-        type="string",
-        pattern="^[^\\s-][^\\n]{2,199}$",
+        **text("^[^\\s-][^\\n]{2,199}$"),
         example="hpc-admins@example.org",
     )
     store: Path | None = option(
         "The site's own install tree, so that nothing is built twice; by default "
         "PREFIX/spack/store. `padded_length` is then that tree's own, 0 by default",
         None,
-        type="string",
-        pattern="^/",
+        **PATH,
         example="/apps/spack/opt/spack",
-        read=Path,
-        write=str,
     )
 
     @property
@@ -324,16 +292,9 @@ class SpackSettings:
 class Limits:
     """How much of a kind `hpcdl clean` keeps; hpcdl's own limits by default."""
 
-    days: float | None = option(
-        "Older ones are removed", None, type="number", minimum=0, maximum=36500, example=30
-    )
+    days: float | None = option("Older ones are removed", None, **number(0, 36500), example=30)
     gb: float | None = option(
-        "Above this many GB the oldest are removed",
-        None,
-        type="number",
-        minimum=0,
-        maximum=1000000,
-        example=5,
+        "Above this many GB the oldest are removed", None, **number(0, 1000000), example=5
     )
 
 
@@ -342,18 +303,8 @@ class Remeasure:
     """How often the nightly checks measure again what is suspicious, the same night."""
 
     runs: int = option(
-        "At most so many further runs of a check; 0 for none",
-        3,
-        type="integer",
-        minimum=0,
-        maximum=20,
-        example=3,
+        "At most so many further runs of a check; 0 for none", 3, **whole(0, 20), example=3
     )
     minutes: float = option(
-        "No run starts or continues after this many minutes",
-        30.0,
-        type="number",
-        minimum=0,
-        maximum=1440,
-        example=30,
+        "No run starts or continues after this many minutes", 30.0, **number(0, 1440), example=30
     )

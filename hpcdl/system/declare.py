@@ -40,6 +40,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, field, fields, replace
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -50,12 +51,39 @@ from hpcdl.system.schema import check as check_document
 from hpcdl.system.text import count_of
 
 COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": 1_000_000}
+SWITCH: Schema = {"type": "boolean"}
+PATH: Mapping[str, Any] = {"type": "string", "pattern": "^/", "read": Path, "write": str}
 _NOWHERE = Mark(0, 0)
 _METAVARS = {"integer": "N", "number": "X"}
 _NO_CONSTANTS: Mapping[str, tuple[Any, str]] = MappingProxyType({})
 _Record = TypeVar("_Record")
 _Path = tuple[str | int, ...]
 _Note = Callable[[_Path, BadInput], None]
+
+
+def number(minimum: float, maximum: float) -> Schema:
+    """The schema of a number between bounds."""
+    return {"type": "number", "minimum": minimum, "maximum": maximum}
+
+
+def whole(minimum: int, maximum: int) -> Schema:
+    """The schema of a whole number between bounds."""
+    return {"type": "integer", "minimum": minimum, "maximum": maximum}
+
+
+def text(pattern: str) -> Schema:
+    """The schema of a text that a regular expression describes."""
+    return {"type": "string", "pattern": pattern}
+
+
+def choice(*words: str) -> Schema:
+    """The schema of one of some words."""
+    return {"type": "string", "enum": list(words)}
+
+
+def listed(items: Schema) -> Schema:
+    """The schema of a list."""
+    return {"type": "array", "items": items}
 
 
 class Declaration(NamedTuple):
