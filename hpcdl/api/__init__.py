@@ -13,10 +13,8 @@ passed are checked: of `program="python x.py"` each letter would become an argum
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -24,11 +22,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.site import Site, find_site_file
-from hpcdl.system.declare import check
 from hpcdl.system.errors import BadInput, of_the_system
 from hpcdl.system.errors import HpcdlError as Fault
 from hpcdl.system.files import careful_umask
-from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.jobs import JobScript, Module
@@ -52,6 +48,14 @@ __all__ = [
     "resolve",
     "submit",
 ]
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "JobSpec": JobSpec,
+    "None": type(None),
+    "Path": Path,
+    "Site": Site,
+    "str": str,
+    "tuple[str, ...]": (tuple, list),
+}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -64,8 +68,11 @@ def _checked(function: _Function) -> _Function:
         asked = signature(function).bind(*given, **named)
         try:
             for name, value in asked.arguments.items():
-                if name != "more":
-                    asked.arguments[name] = _of(f"{function.__name__}: {name}", kinds[name], value)
+                kind = kinds[name]
+                types = tuple(_TYPES.get(word, object) for word in kind.split(" | "))
+                if not isinstance(value, types):
+                    message = f"{function.__name__}: {name} cannot be {value!r:.60}"
+                    raise BadInput(message, hint=f"it is of the type {kind}")
             return function(*asked.args, **asked.kwargs)
         except OSError as fault:
             raise of_the_system(fault) from fault
@@ -176,9 +183,14 @@ def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
 
     if type(more.get("gpus")) is int:
         more["gpus"] = str(more["gpus"])
-    return answer(
-        ScalingRequest(site.partition(partition), model, **_fields_of(ScalingRequest, more))
-    )
+    try:
+        if "result" in more:
+            more["result"] = Path(more["result"])
+        request = ScalingRequest(site.partition(partition), model, **more)
+    except TypeError as fault:
+        hint = "docs/python.md has an example; the fields are those of ScalingRequest"
+        raise BadInput(f"predict: {fault}", hint=hint) from fault
+    return answer(request)
 
 
 @_checked
@@ -197,65 +209,3 @@ def gate(site: Site) -> GateAnswer:
     from hpcdl.regress.accept import answer_now
 
     return answer_now(site)
-
-
-def _fields_of(record: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values for fields of a dataclass, each of its field's type.
-
-    Raises:
-        BadInput: there is no such field, or a value is of another type.
-    """
-    kinds = {one.name: str(one.type) for one in fields(record)}
-    for name in given.keys() - kinds.keys():
-        message = f"{record.__name__} has no field {name!r:.60}"
-        raise BadInput(message, hint=did_you_mean(name, kinds) or ", ".join(kinds))
-    return {
-        name: _of(f"{record.__name__}: {name}", kinds[name], value) for name, value in given.items()
-    }
-
-
-def _of(what: str, kind: str, value: Any) -> Any:
-    if value is None and kind.endswith(" | None"):
-        return None
-    plain = kind.removesuffix(" | None")
-    try:
-        return _KINDS[plain](value) if plain in _KINDS else _same(_EXACT[plain], value)
-    except TypeError as fault:
-        raise BadInput(
-            f"{what} cannot be {value!r:.60}", hint=f"it is of the type {kind}"
-        ) from fault
-
-
-def _same(kinds: Sequence[type], value: Any) -> Any:
-    if type(value) not in kinds:  # True is an int, but no number of nodes
-        raise TypeError
-    return value
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, (str, os.PathLike)):
-        raise TypeError
-    return str(value)
-
-
-def _several(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)):
-        raise TypeError
-    return tuple(map(_text, value))
-
-
-_EXACT: Mapping[str, Sequence[type]] = {
-    "Site": (Site,),
-    "int": (int,),
-    "float": (int, float),
-    "bool": (bool,),
-}
-_KINDS: Mapping[str, Callable[[Any], Any]] = {
-    "JobSpec": lambda job: check(_same((JobSpec,), job)),
-    "str | Path": lambda value: value if isinstance(value, Path) else _text(value),
-    "str": _text,
-    "Path": lambda value: Path(_text(value)),
-    "tuple[str, ...]": _several,
-    "tuple[Path | Exchange, ...]": lambda value: tuple(_same((list, tuple), value)),
-    "tuple[Path, ...]": lambda value: tuple(map(Path, _several(value))),
-}

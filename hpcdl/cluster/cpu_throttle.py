@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from hpcdl.cluster import processes
-from hpcdl.cluster.identity import sees
+from hpcdl.cluster import processes, state
 from hpcdl.cluster.model import ClusterState, ProcessId
 from hpcdl.system.run import module_argv
 
@@ -71,17 +70,9 @@ def _node_of(pid: int, directory: Path) -> str:
 
 def programs(directory: Path, node: str) -> list[ProcessId]:
     """The processes of a node's jobs, without Slurm's own."""
-    processes_of_node = []
-    variables = (f"SLURM_CONF={directory}/etc/slurm.conf", f"SLURMD_NODENAME={node}")
-    marks = set(map(os.fsencode, variables))
-    for entry in _PROC.glob("[0-9]*"):
-        with suppress(OSError):
-            own = marks <= set((entry / "environ").read_bytes().split(b"\0"))
-            if own and sees(int(entry.name), directory):
-                process = processes.identify(int(entry.name))
-                if process is not None and not processes.is_slurm(process):
-                    processes_of_node.append(process)
-    return processes_of_node
+    current = state.recorded(directory)
+    found = processes.of_node(current, current.node(node)) if current else []
+    return [process for process in found if not processes.is_slurm(process)]
 
 
 def hold(directory: Path, node: str) -> None:

@@ -84,7 +84,7 @@ def diagnose(role: str = DEMO, site_file: str | None = None) -> Diagnosis:
     python = ".".join(map(str, sys.version_info[:3]))  # one that is too old had not started us
     own = Need("python", "python", True, sys.executable, python, "")
     here = Here(site_file)
-    answers = filter(None, [QUESTIONS[question](role, here) for question in row["asks"]])
+    answers = filter(None, [_answer(question, role, here) for question in row["asks"]])
     return Diagnosis(
         findings=(own, *packages, *map(_module, modules), *answers),
         apt=apt_line(needed),
@@ -165,6 +165,17 @@ def _module(row: dict[str, Any]) -> Need:
     return Need(row["purpose"], row["package"], False, *found, to_install(row["extra"]))
 
 
+def _answer(question: str, role: str, here: Here) -> Need | None:
+    """The answer to a question; None if it needs a site or a Slurm that is not there.
+
+    Two questions say so: `slurm` and `site`.
+    """
+    try:
+        return QUESTIONS[question](role, here)
+    except HpcdlError:
+        return None
+
+
 @dataclass(frozen=True)
 class Here:
     """This machine, and what several questions are about."""
@@ -172,26 +183,36 @@ class Here:
     given: str | None
 
     @cached_property
-    def site(self) -> Site | HpcdlError:
-        """The site, or why there is none."""
+    def _site(self) -> Site | HpcdlError:
         try:
             return load_site(find_site_file(self.given))
         except HpcdlError as fault:
             return fault
 
     @cached_property
-    def cluster(self) -> LiveCluster | HpcdlError:
-        """The live Slurm, or why it does not answer."""
+    def _cluster(self) -> LiveCluster | HpcdlError:
         try:
             return live.look()
         except HpcdlError as fault:
             return fault
 
+    @property
+    def site(self) -> Site:
+        """The site; HpcdlError says why there is none."""
+        if isinstance(self._site, HpcdlError):
+            raise self._site
+        return self._site
+
+    @property
+    def cluster(self) -> LiveCluster:
+        """The live Slurm; HpcdlError says why it does not answer."""
+        if isinstance(self._cluster, HpcdlError):
+            raise self._cluster
+        return self._cluster
+
     @cached_property
     def partition(self) -> Partition | None:
         """The partition of this node, where it is one of the site's."""
-        if isinstance(self.site, HpcdlError):
-            return None
         name = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
         parts = [group for one in self.site.partitions.values() for group in one.node_groups]
         inside = (one for one in parts if one.hostlist and name in expand_hostlist(one.hostlist))
@@ -207,41 +228,32 @@ def _lack(role: str, name: str, remedy: str) -> Need:
 
 
 def _slurm(role: str, here: Here) -> Need:
-    if isinstance(here.cluster, HpcdlError):
-        return _lack(role, "Slurm", here.cluster.in_one_line())
-    return _ok(role, "Slurm", f"answers: {here.cluster.name}", here.cluster.version)
+    try:
+        cluster = here.cluster
+    except HpcdlError as fault:
+        return _lack(role, "Slurm", fault.in_one_line())
+    return _ok(role, "Slurm", f"answers: {cluster.name}", cluster.version)
 
 
 def _site(role: str, here: Here) -> Need:
-    if isinstance(here.site, HpcdlError):
-        return _lack(role, "site file", here.site.in_one_line())
-    if isinstance(here.cluster, LiveCluster) and (differ := live.compare(here.site, here.cluster)):
-        keys = ", ".join(one.key for one in differ[:3])
-        return _lack(role, "site file", f"it differs from Slurm in {keys}: `hpcdl site check`")
-    return _ok(role, "site file", here.site.source)
-
-
-def _pmix(role: str, here: Here) -> Need | None:
-    if isinstance(here.site, HpcdlError) or isinstance(here.cluster, HpcdlError):
-        return None
-    name, known = here.site.slurm.mpi, here.cluster.mpi_plugins
-    if name not in (*known, "none"):
-        remedy = f"`srun --mpi=list` has no {name}: set `slurm.mpi`, or install Slurm's plug-in"
-        return _lack(role, "MPI plug-in", remedy)
-    return _ok(role, "MPI plug-in", f"srun --mpi={name}")
+    try:
+        site = here.site
+    except HpcdlError as fault:
+        return _lack(role, "site file", fault.in_one_line())
+    with suppress(HpcdlError):  # without Slurm there is nothing to compare it with
+        if differ := live.compare(site, here.cluster):
+            keys = ", ".join(one.key for one in differ[:3])
+            return _lack(role, "site file", f"it differs from Slurm in {keys}: `hpcdl site check`")
+    return _ok(role, "site file", site.source)
 
 
 def _accounting(role: str, here: Here) -> Need | None:
-    if isinstance(here.cluster, HpcdlError):
-        return None
     found = "slurmdbd" if here.cluster.accounting else None
     without = "without slurmdbd, `job usage` does not work and old jobs are forgotten"
     return Need(role, "accounting", False, found, "", "" if found else without)
 
 
 def _all_jobs(role: str, here: Here) -> Need | None:
-    if isinstance(here.cluster, HpcdlError):
-        return None
     if client.sees_all_jobs():
         return _ok(role, "everybody's jobs", "shown to this user")
     remedy = "`stack gc` needs them: sacctmgr modify user NAME set AdminLevel=Operator"
@@ -249,8 +261,6 @@ def _all_jobs(role: str, here: Here) -> Need | None:
 
 
 def _modules(role: str, here: Here) -> Need | None:
-    if isinstance(here.site, HpcdlError):
-        return None
     init = here.site.paths.lmod_init
     if init.is_file():
         return _ok(role, "Lmod", init)
@@ -258,8 +268,6 @@ def _modules(role: str, here: Here) -> Need | None:
 
 
 def _prefix(role: str, here: Here) -> Need | None:
-    if isinstance(here.site, HpcdlError):
-        return None
     prefix = here.site.paths.prefix
     writes = role == "admin"
     place = next(one for one in (prefix, *prefix.parents) if one.exists()) if writes else prefix
@@ -274,8 +282,6 @@ def _prefix(role: str, here: Here) -> Need | None:
 
 
 def _work(role: str, here: Here) -> Need | None:
-    if isinstance(here.site, HpcdlError):
-        return None
     work = here.site.paths.work
     place = next(one for one in (work, *work.parents) if one.exists())
     if os.access(place, os.W_OK | os.X_OK):
@@ -284,8 +290,6 @@ def _work(role: str, here: Here) -> Need | None:
 
 
 def _release(role: str, here: Here) -> Need | None:
-    if isinstance(here.site, HpcdlError):
-        return None
     part = here.partition.name if here.partition else here.site.default_partition
     try:
         release = release_for(here.site, part)
@@ -300,7 +304,7 @@ def _release(role: str, here: Here) -> Need | None:
 def _scratch(role: str, here: Here) -> Need | None:
     if here.partition is None:
         remedy = "no partition of the site file has this node in its `hostlist`"
-        return None if isinstance(here.site, HpcdlError) else _lack(role, "partition", remedy)
+        return _lack(role, "partition", remedy)
     scratch = here.partition.scratch
     place = os.path.expandvars(scratch.path) if scratch else tempfile.gettempdir()
     if os.access(place, os.W_OK | os.X_OK):
@@ -312,7 +316,7 @@ def _driver(role: str, here: Here) -> Need | None:
     """Of a node with GPUs; an emulated one has none."""
     if here.partition is None or here.partition.gpu is None:
         return None
-    if isinstance(here.cluster, LiveCluster) and execution.current() is execution.SINGLE_NODE:
+    if execution.current_or_cluster() is execution.SINGLE_NODE:
         return Need(role, "GPU driver", False, None, "", "emulated nodes have none")
     driver = nvidia.report()
     if not driver.installed:
@@ -330,7 +334,6 @@ def _driver(role: str, here: Here) -> Need | None:
 QUESTIONS: Mapping[str, Callable[[str, Here], Need | None]] = {
     "slurm": _slurm,
     "site": _site,
-    "pmix": _pmix,
     "accounting": _accounting,
     "all_jobs": _all_jobs,
     "modules": _modules,

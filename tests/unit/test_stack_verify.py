@@ -281,7 +281,7 @@ def test_a_wait_is_a_length_of_time(minutes, capsys):
     with pytest.raises(SystemExit) as caught:
         main(["stack", "publish", "--site", "embedded", f"--wait={minutes}"])
     assert caught.value.code == 2
-    assert "must be a number" in capsys.readouterr().err
+    assert "is not a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

