@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Group, command, option, show
-from hpcdl.cluster.model import MODES
+from hpcdl.cluster import MODES
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:

@@ -15,15 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.cluster.model import (
-    NAMESPACES,
-    ClusterRequest,
-    ClusterState,
-    Node,
-    NodeGroup,
-    Ports,
-    Queue,
-)
+from hpcdl.cluster import NAMESPACES
+from hpcdl.cluster.model import ClusterRequest, ClusterState, Node, NodeGroup, Ports, Queue
 from hpcdl.cluster.wanted import WantedCluster, WantedPartition
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.rules import SlurmRelease, span

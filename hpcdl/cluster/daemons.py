@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcdl.cluster import network
-from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
+from hpcdl.cluster import NAMESPACES, network
+from hpcdl.cluster.model import ClusterState, Node, ProcessId
 from hpcdl.cluster.needs import command, program
 from hpcdl.cluster.processes import MARK, alive, end, identify
 from hpcdl.cluster.status import ask

@@ -14,9 +14,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from hpcdl.cluster import cluster_plan, daemons, identity, needs, network, processes, rootfs, state
+from hpcdl.cluster import (
+    LOOPBACK,
+    NAMESPACES,
+    cluster_plan,
+    daemons,
+    identity,
+    needs,
+    network,
+    processes,
+    rootfs,
+    state,
+)
 from hpcdl.cluster.cpu_throttle import FACTOR, throttle, unthrottle
-from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ClusterRequest, ClusterState, Node, Ports
+from hpcdl.cluster.model import ClusterRequest, ClusterState, Node, Ports
 from hpcdl.cluster.status import ask, mpi_plugin, of_nodes, responding, takes_jobs
 from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
 from hpcdl.cluster.wanted import WantedCluster

@@ -12,12 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hpcdl.cluster import NAMESPACES
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
-
-NAMESPACES = "namespaces"
-LOOPBACK = "loopback"
-MODES = ("auto", NAMESPACES, LOOPBACK)
 
 
 @dataclass(frozen=True)

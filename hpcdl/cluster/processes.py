@@ -15,8 +15,9 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.identity import sees
-from hpcdl.cluster.model import NAMESPACES, ClusterState, Node, ProcessId
+from hpcdl.cluster.model import ClusterState, Node, ProcessId
 
 MARK = "HPCDL_CLUSTER_OWNER"
 """Set in the environment of every daemon: the cluster's state directory."""

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster import LOOPBACK, NAMESPACES
 from hpcdl.cluster.lifecycle import up
-from hpcdl.cluster.model import LOOPBACK, NAMESPACES
 from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.cluster.state import environment
 from hpcdl.site import find_site_file, load_site

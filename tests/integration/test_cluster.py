@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.lifecycle import prepare, up
-from hpcdl.cluster.model import NAMESPACES
 from hpcdl.cluster.needs import slurm_version
 from hpcdl.cluster.teardown import down
 from hpcdl.site import find_site_file, load_site

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import daemons, lifecycle, processes
+from hpcdl.cluster import NAMESPACES, daemons, lifecycle, processes
 from hpcdl.cluster.lifecycle import up
-from hpcdl.cluster.model import NAMESPACES, Ports
+from hpcdl.cluster.model import Ports
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite

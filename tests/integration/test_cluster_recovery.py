@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import network, processes
+from hpcdl.cluster import LOOPBACK, NAMESPACES, network, processes
 from hpcdl.cluster.lifecycle import change, up
-from hpcdl.cluster.model import LOOPBACK, NAMESPACES, ProcessId
+from hpcdl.cluster.model import ProcessId
 from hpcdl.cluster.needs import choose_mode
 from hpcdl.cluster.state import environment, write_state
 from hpcdl.cluster.status import of_nodes

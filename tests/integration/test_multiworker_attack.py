@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.model import NAMESPACES
+from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.state import read_state
 from tests.integration.test_training_job import jobs, options
 from tests.strangers import as_root

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.model import NAMESPACES
+from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.needs import choose_mode
 from tests.homes import short_home
 from tests.integration.conftest import clean_environment

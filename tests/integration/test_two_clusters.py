@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.lifecycle import up
-from hpcdl.cluster.model import NAMESPACES
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from tests.homes import short_home

@@ -13,8 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster import cpu_throttle, daemons, lifecycle, processes, state, status, teardown
-from hpcdl.cluster.model import LOOPBACK, Node, ProcessId
+from hpcdl.cluster import (
+    LOOPBACK,
+    cpu_throttle,
+    daemons,
+    lifecycle,
+    processes,
+    state,
+    status,
+    teardown,
+)
+from hpcdl.cluster.model import Node, ProcessId
 from hpcdl.cluster.network import reserved_ports
 from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.system.files import locked
