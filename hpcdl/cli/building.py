@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import command, option, show, the_site
-from hpcdl.system.amounts import positive, seconds
+from hpcdl.system.amounts import seconds
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
 from hpcdl.system.text import StatusLine, duration, paint
@@ -80,16 +80,7 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
         "--without-horovod", action="store_true", help="for tf.distribute: no compiler is needed"
     )
     spack = parser.add_argument_group("with Spack")
-    spack.add_argument(
-        "--jobs", type=positive, metavar="COUNT", help="parallel processes (all CPUs)"
-    )
     spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
-    spack.add_argument(
-        "--time-limit",
-        type=seconds,
-        metavar="SECONDS",
-        help="time limit of the solver (400, more under load)",
-    )
 
 
 @command("hpcdl stack build --site embedded", _build_arguments, changes=True)
@@ -101,8 +92,8 @@ def _build(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     by_spack = (args.backend or find_request(site, args.name).backend) != "wheels"
-    if not by_spack and (args.jobs or args.unsigned or args.time_limit):
-        raise BadInput("--jobs, --unsigned and --time-limit are for stacks that Spack builds")
+    if not by_spack and args.unsigned:
+        raise BadInput("--unsigned is for stacks that Spack builds")
     if by_spack and args.without_horovod:
         raise BadInput("--without-horovod is for stacks from wheels")
     plans, none = plan_stack(
@@ -152,8 +143,7 @@ def _make(plan: ReleasePlan, args: argparse.Namespace, line: StatusLine) -> Rele
     if isinstance(plan, BuildPlan):
         return build(plan, say)
     assert isinstance(plan, SpackPlan)
-    options = {"jobs": args.jobs, "unsigned": args.unsigned, "time_limit": args.time_limit}
-    return build_spack(plan, say, progress(line), **options)
+    return build_spack(plan, say, progress(line), unsigned=args.unsigned)
 
 
 def _lack(plan: ReleasePlan, *, only_look: bool = False) -> HpcdlError | None:
@@ -261,11 +251,11 @@ def _mirror(args: argparse.Namespace) -> ExitCode:
         return show(args, mirror.as_data(), mirror.text())
     make_mirror(mirror, root, progress_teller())
     lines = [
-        f"{len(mirror.sources)} files are in {mirror.folder}",
+        f"the sources of {mirror.packages} packages are in {mirror.folder}",
         *(f"note: {note}" for note in mirror.notes()),
         f'site file of the offline site: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}',
     ]
-    return show(args, {**mirror.as_data(), "missing": []}, "\n".join(lines))
+    return show(args, mirror.as_data(), "\n".join(lines))
 
 
 COMMANDS = (_concretize, _build, _adopt, _mirror)

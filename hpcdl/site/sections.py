@@ -217,8 +217,7 @@ class StackRequest:
     )
     cuda_home: Path | None = option(
         "The CUDA toolkit whose nvcc compiles Horovod; needed while building only. By "
-        "default clang compiles it, or where no clang fits, the first nvcc that does of "
-        "$CUDA_HOME, PATH and /usr/local/cuda*",
+        "default clang compiles it",
         None,
         **PATH,
         example="/usr/local/cuda-12.4",

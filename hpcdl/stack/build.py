@@ -220,11 +220,11 @@ def build(plan: BuildPlan, say: Say) -> Release:
     """
     plan.require_ready()
     house = plan.wheelhouse or wheelhouse.fetch(plan.recipe, plan.python, say)
-    whole = replace(plan, wheelhouse=house)
-    return wheelhouse.with_own(plan.own, lambda own: _build(replace(whole, own=own), say))
+    own, wheel = wheelhouse.own_wheel()
+    return _build(replace(plan, wheelhouse=house, own=own), wheel, say)
 
 
-def _build(plan: BuildPlan, say: Say) -> Release:
+def _build(plan: BuildPlan, own: Path, say: Say) -> Release:
     release_id = plan.release_id
     assert release_id is not None
     if plan.exists:
@@ -232,15 +232,15 @@ def _build(plan: BuildPlan, say: Say) -> Release:
     with build_slot(plan.site, say):
         if not plan.exists:
             with new_tree(releases_folder(plan.site) / release_id) as root:
-                made = _fill(plan, root, say)
+                made = _fill(plan, root, own, say)
                 expected = plan.expected()
                 lock = (*expected.lock, *([_lock_of_horovod(plan, made)] if made else ()))
                 record_release(replace(expected, created=utc_now(), lock=lock))
     return read_release(plan.site, release_id)
 
 
-def _fill(plan: BuildPlan, root: Path, say: Say) -> Path | None:
-    """Make the tree of a release; returns Horovod's wheel, None without Horovod."""
+def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
+    """Make the tree of a release with hpcdl's `own` wheel; returns Horovod's, None without it."""
     house, recipe = plan.wheelhouse, plan.recipe
     assert house is not None
     stack, log = root / "stack", wheelhouse.new_log(root.name)
@@ -256,7 +256,7 @@ def _fill(plan: BuildPlan, root: Path, say: Say) -> Path | None:
     if plan.needs_compilers:
         tools = plan.toolchain()
         made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, tools, say)
-    added = [*([made] if made else ()), wheelhouse.own_wheel(python, plan.own)]
+    added = [*([made] if made else ()), own]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
     install.install(python, added, pip, log)
     for name in recipe.horovod.leave_out if recipe.horovod else ():

@@ -5,11 +5,10 @@ it will run with, and for GPUs it is linked with the NCCL of the stack's own whe
 everything that shapes the result: Python, TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its
 GPUs, and the compilers: another clang or gcc builds another wheel.
 
-Device code is compiled by clang with the wheels of NVIDIA (cuda_tree.py), or by nvcc: the one of
-the stack's `cuda_home`, or where no clang fits, one that is found. All compilers of the machine are
-compared with the rules of hpcdl/facts: which GPUs they compile for, which gcc an nvcc takes. The
-first pair that fits is used; where none does, the error names the rule that each one breaks. They
-are needed while building only.
+Device code is compiled by clang with the wheels of NVIDIA (cuda_tree.py), or by the nvcc of the
+stack's `cuda_home`. The compilers of the machine are compared with the rules of hpcdl/facts: which
+GPUs they compile for, which gcc an nvcc takes. The first pair that fits is used; where none does,
+the error names the rule that each one breaks. They are needed while building only.
 """
 
 from __future__ import annotations
@@ -40,11 +39,10 @@ from hpcdl.system.packages import find_program
 from hpcdl.system.run import CommandFailed, module_argv, run
 
 _SYSTEM = frozenset({Path("/"), Path("/usr"), Path("/usr/local")})
-SYSTEM_CUDAS = Path("/usr/local")
-"""Where NVIDIA's installer puts toolkits, each in a directory `cuda-12.4`."""
 _CLANGS = ("clang++", *(f"clang++-{major}" for major in range(29, 15, -1)))
 _GCCS = ("g++", *(f"g++-{major}" for major in range(15, 8, -1)))
 PACKAGES = "apt install libopenmpi-dev openmpi-bin g++ cmake make"
+_WITHOUT = "; without Horovod, for tf.distribute, no compiler is needed: --without-horovod"
 _BUILD_SECONDS = 3600
 _COMPILERS = "compilers.txt"
 _VERSIONS = {
@@ -309,23 +307,21 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
             hint=f"Debian and Ubuntu: {PACKAGES}",
         )
     base = {"horovod": horovod.version, "tensorflow": recipe.tensorflow, "backend": "wheels"}
-    devices = _device_compilers(stack, recipe) if horovod.computes else [_Device()]
+    kind = "nvcc" if stack.cuda_home else "clang"
+    devices = _device_compilers(kind, stack, recipe) if horovod.computes else [None]
     gccs = [tool for path in _gccs(site) if (tool := _asked(path, "-dumpfullversion", r"(\S+)"))]
     refused: list[str] = []
     for device in devices:
         for gcc in gccs:
-            cuda = {"cuda": device.nvcc.version} if device.nvcc else {}
+            cuda = {"cuda": device.version} if device and kind == "nvcc" else {}
             broken = broken_rules({**base, **cuda, "gcc": gcc.version}, "gcc")
             if not broken:
-                return Toolchain(gcc, device.nvcc, device.clang)
+                return Toolchain(gcc, **{kind: device})
             refused += [f"{gcc}: {sentence(rule)}" for rule in broken]
     raise MissingPrerequisite(
-        f"no gcc here fits {devices[0].nvcc or 'Horovod'}" if gccs else "there is no g++ on PATH",
+        f"no gcc here fits {devices[0] or 'Horovod'}" if gccs else "there is no g++ on PATH",
         details=list(dict.fromkeys(refused)),
-        hint=f"Debian and Ubuntu: {PACKAGES}, or an older one beside it, such as g++-13"
-        + (
-            "; without Horovod no compiler is needed: --without-horovod" if horovod.computes else ""
-        ),
+        hint=f"Debian and Ubuntu: {PACKAGES}, or an older one beside it, such as g++-13{_WITHOUT}",
     )
 
 
@@ -345,41 +341,40 @@ def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
     ]
 
 
-@dataclass(frozen=True)
-class _Device:
-    """The compiler of device code: one of them, or neither for CPUs."""
-
-    nvcc: Tool | None = None
-    clang: Tool | None = None
-
-
-def _device_compilers(stack: StackRequest, recipe: Recipe) -> list[_Device]:
-    """Every compiler that fits the stack's GPUs and the CUDA of its wheels; at least one.
-
-    The nvcc of the site's `cuda_home` if it names one; else clang, else an nvcc that is found.
-    """
+def _device_compilers(kind: str, stack: StackRequest, recipe: Recipe) -> list[Tool]:
+    """Every compiler of this kind that fits the stack's GPUs and the CUDA of its wheels."""
     assert recipe.horovod is not None
     computes, cuda = recipe.horovod.computes, recipe.versions["cuda"]
     refused: list[str] = []
-    fits = [] if stack.cuda_home else list(fitting(clangs(), "clang", computes, cuda, refused))
-    if fits and platform.machine() == wheelhouse.MACHINE:
-        return [_Device(clang=clang) for clang in fits]
-    refused += [f"{one}: NVIDIA's wheels are locked for {wheelhouse.MACHINE} only" for one in fits]
-    nvccs = list(fitting(_nvccs(stack), "nvcc", computes, cuda, refused))
-    if nvccs:
-        return [_Device(nvcc=nvcc) for nvcc in nvccs]
+    paths = clangs() if stack.cuda_home is None else [_named_nvcc(stack.name, stack.cuda_home)]
+    fits = list(fitting(paths, kind, computes, cuda, refused))
+    if kind == "clang" and platform.machine() != wheelhouse.MACHINE:
+        what = f"NVIDIA's wheels are locked for {wheelhouse.MACHINE} only"
+        refused, fits = [f"{one}: {what}" for one in fits], []
+    if fits:
+        return fits
     gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in computes)
     major = cuda.split(".")[0]
     release = ".".join(cuda.split(".")[:2]) if major == "11" else f"{major}.x"
-    what = f"nvcc of CUDA {release}" if stack.cuda_home else "clang"
+    what = f"nvcc of CUDA {release}" if kind == "nvcc" else "clang"
     raise MissingPrerequisite(
         f"Horovod for {gpus} is compiled by {what}, and "
         + ("none that is here fits" if refused else "there is none here"),
         details=list(dict.fromkeys(refused)),
         hint=f"{_clang_packages(computes, cuda)}; a CUDA {release} that is installed is used where "
-        "the stack's `cuda_home` names it; or build without Horovod, for tf.distribute: "
-        "--without-horovod",
+        f"the stack's `cuda_home` names it{_WITHOUT}",
     )
+
+
+def _named_nvcc(stack: str, home: Path) -> Path:
+    """The nvcc of a site's `cuda_home`; BadInput where there is none."""
+    named = home / "bin" / "nvcc"
+    if not os.access(named, os.X_OK):
+        raise BadInput(
+            f"stack '{stack}' has the cuda_home {home}, and there is no {named}",
+            hint="name the directory of a CUDA toolkit: its bin/nvcc is used",
+        )
+    return named
 
 
 def _clang_packages(computes: Sequence[str], cuda: str) -> str:
@@ -423,31 +418,6 @@ def clangs() -> Iterator[Path]:
     """Where a clang may be: PATH's own, else the newest."""
     found = (shutil.which(name) for name in _CLANGS)
     yield from {Path(path).resolve(): Path(path) for path in found if path}.values()
-
-
-def _nvccs(stack: StackRequest) -> Iterator[Path]:
-    """Where an nvcc may be, the likeliest first."""
-    if stack.cuda_home is not None:
-        named = stack.cuda_home / "bin" / "nvcc"
-        if not os.access(named, os.X_OK):
-            raise BadInput(
-                f"stack '{stack.name}' has the cuda_home {stack.cuda_home}, and there is no "
-                f"{named}",
-                hint="name the directory of a CUDA toolkit: its bin/nvcc is used",
-            )
-        yield named
-        return
-    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
-    here = [
-        *(Path(home, "bin", "nvcc") for home in homes),
-        Path(shutil.which("nvcc") or ""),
-        *sorted(SYSTEM_CUDAS.glob("cuda*/bin/nvcc"), reverse=True),
-    ]
-    found: dict[Path, Path] = {}
-    for path in here:
-        if path.is_file() and os.access(path, os.X_OK):
-            found.setdefault(path.resolve(), path)  # `cuda` is a link to `cuda-12.4`
-    yield from found.values()
 
 
 def _gccs(site: Site) -> Iterator[Path]:

@@ -6,9 +6,8 @@ Before every use each file is compared with the lock, and the lock with facts/wh
 neither the index, nor a mirror, nor a cache can say what a wheel is. Without a row there are
 machines that are no x86_64, and what `packages:` asks for: there, what is fetched first counts.
 
-A published module carries the hpcdl it was made with: a wheel from the checkout that runs, or from
-its installed files. Both ways give the same files, so both give the same digest, and a release
-built from a checkout is the one built from its wheel.
+A published module carries the hpcdl it was made with: a wheel of the files that run. A checkout and
+an installed wheel have the same files, so a release built from either is the same.
 """
 
 from __future__ import annotations
@@ -21,20 +20,17 @@ import json
 import os
 import platform
 import re
-import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from hpcdl import __version__, facts
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
 from hpcdl.stack.seal import sha256
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic, write_json
-from hpcdl.system.resources import cache, home, scratch_directory
+from hpcdl.system.resources import cache, home
 from hpcdl.system.run import module_argv, run
 from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import require_no_stranger, require_private
@@ -60,8 +56,6 @@ _JUNK = {
     "concretize.log",
 }
 _BUILD_SECONDS = 600
-_ATTEMPTS = 5
-_T = TypeVar("_T")
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
@@ -116,17 +110,6 @@ def pins(tensorflow: str, python: str) -> tuple[str, ...]:
         return ()
     chosen = dict(one.split("==") for one in f"{rows['all']} {rows[tensorflow]}".split())
     return tuple(f"{name}=={version}" for name, version in chosen.items())
-
-
-def setuptools_for(python: str) -> str:
-    """Return setuptools as pip's requirement with digests; the name if Python is unlisted."""
-    table, name = facts.load("wheel_lock"), "setuptools"
-    common = table["pins"].get(python, {}).get("all", "")
-    version = dict(one.split("==") for one in common.split()).get(name)
-    if version is None:
-        return name
-    digests = table["wheels"][f"{name} {version}"].values()
-    return f"{name}=={version}" + "".join(f" --hash=sha256:{one}" for one in digests)
 
 
 def normal_name(name: str) -> str:
@@ -332,90 +315,51 @@ def _files(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def own_digest() -> str:
     """Eight hex digits for the content of all of hpcdl's files."""
+    return _digest_of({name: path.read_bytes() for name, path in own_files()})
+
+
+def _digest_of(members: Mapping[str, bytes]) -> str:
     state = hashlib.sha256(__version__.encode())
-    for name, path in own_files():
-        state.update(f"\0{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    for name, content in members.items():
+        state.update(f"\0{name}\0".encode() + hashlib.sha256(content).digest())
     return state.hexdigest()[:8]
 
 
-class SourcesChanged(Exception):
-    """hpcdl was edited while it was packed."""
+def own_wheel() -> tuple[str, Path]:
+    """The digest of hpcdl's own files, and their wheel in the cache, made now if it is not there.
 
-
-def with_own(own: str, make: Callable[[str], _T]) -> _T:
-    """Call `make` with the digest of hpcdl's own files, again if they change meanwhile."""
-    for _ in range(_ATTEMPTS):
-        with suppress(SourcesChanged):
-            return make(own)
-        own = own_digest()
-    raise MissingPrerequisite(
-        "hpcdl's own files keep changing", hint="build again when the edits are done"
-    )
-
-
-def own_wheel(python: Path, expected: str) -> Path:
-    """The wheel of hpcdl in the cache, made now where it is not there.
-
-    `python` needs setuptools and pip, to build from a checkout; `expected` is the digest of the
-    files that the wheel must have. SourcesChanged where they are no longer those.
+    Both are of the very bytes that were read: who edits a file meanwhile gets another one next
+    time.
     """
+    members = {name: path.read_bytes() for name, path in own_files()}
+    own, info = _digest_of(members), f"hpcdl-{__version__}.dist-info"
     name = f"hpcdl-{__version__}-py3-none-any.whl"
-    target = wheels_cache() / f"hpcdl-{__version__}-{expected}" / name
+    target = wheels_cache() / f"hpcdl-{__version__}-{own}" / name
     with shared_lock(wheels_cache() / ".hpcdl.lock", wait_seconds=_BUILD_SECONDS):
         if not is_recorded(target):
-            packed = _from_checkout(python, name) if is_checkout() else _from_installed(name)
-            if own_digest() != expected:
-                raise SourcesChanged
-            write_atomic(target, packed)
+            members |= {f"{info}/{file}": text.encode() for file, text in _metadata().items()}
+            write_atomic(target, pack(members, f"{info}/RECORD"))
             record_digest(target)
-        return require_as_built(target)
+        return own, require_as_built(target)
 
 
-def _from_checkout(python: Path, name: str) -> bytes:
-    """The wheel that setup.cfg describes, built from a copy so that the checkout stays clean."""
-    checkout = _PACKAGE.parent
-    with explain_os_errors(wheels_cache()), scratch_directory() as scratch:
-        copy = scratch / "hpcdl"
-        copy.mkdir()
-        for top in _TOP:
-            shutil.copy2(checkout / top, copy)
-        for folder in ("hpcdl", *_FOLDERS):
-            shutil.copytree(checkout / folder, copy / folder, ignore=shutil.ignore_patterns(*_JUNK))
-        run(
-            [
-                *module_argv(python, "pip"),
-                "--disable-pip-version-check",
-                "wheel",
-                "--no-deps",
-                "--no-build-isolation",
-                "--wheel-dir",
-                scratch,
-                copy,
-            ],
-            env={"TMPDIR": str(scratch)},
-            log=new_log("hpcdl"),
-            tied=True,
-        )
-        return (scratch / name).read_bytes()
+def _metadata() -> dict[str, str]:
+    """The metadata of hpcdl as it is installed here: of a wheel, or in place of a checkout."""
+    from importlib.metadata import PackageNotFoundError, distribution
 
-
-def _from_installed(name: str) -> bytes:
-    """The wheel that these installed files came from: the same files, and a new RECORD."""
-    from importlib.metadata import distribution
-
-    installed = distribution("hpcdl")
-    info = f"hpcdl-{__version__}.dist-info"
-    members = {entry: path.read_bytes() for entry, path in own_files()}
-    for entry in installed.files or ():
-        if entry.parts[0] == info and entry.name in {
-            "METADATA",
-            "WHEEL",
-            "entry_points.txt",
-            "top_level.txt",
-            "LICENSE",
-        }:
-            members[entry.as_posix()] = Path(str(entry.locate())).read_bytes()
-    return pack(members, f"{info}/RECORD")
+    try:
+        installed = distribution("hpcdl")
+    except PackageNotFoundError as fault:
+        raise MissingPrerequisite(
+            "hpcdl is not installed, so it cannot be put into a stack",
+            hint="`pip install --editable .` in its checkout",
+        ) from fault
+    about = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""
+    return {
+        "METADATA": about,
+        "WHEEL": "Wheel-Version: 1.0\nGenerator: hpcdl\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "entry_points.txt": installed.read_text("entry_points.txt") or "",
+    }
 
 
 def pack(members: dict[str, bytes], record: str) -> bytes:

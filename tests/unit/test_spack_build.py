@@ -16,9 +16,8 @@ from hpcdl.stack.resolve_facts import driver_needs, models, needs_of, wheel_sets
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
 from hpcdl.stack.spack_backend.environment import render
-from hpcdl.stack.spack_backend.make import BuildCache, PackageFailed, Tally, Watch
-from hpcdl.stack.spack_backend.mirror import MirrorSource
-from hpcdl.stack.spack_backend.tool import Lock, lock_holder, open_spack
+from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, install
+from hpcdl.stack.spack_backend.tool import Lock, Spack, lock_holder, open_spack
 from hpcdl.stack.spack_backend.view import (
     Built,
     Inventory,
@@ -205,9 +204,8 @@ def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_pat
 
 
 def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp_path, monkeypatch):
-    where = SimpleNamespace(environment=tmp_path, log=tmp_path / "make.log")
     plan = SimpleNamespace(
-        folders=where,
+        folders=SimpleNamespace(environment=tmp_path, log=tmp_path / "install.log"),
         lock=tmp_path,
         release_id="x",
         exists=False,
@@ -215,15 +213,14 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
         environment=SimpleNamespace(wheels=True),
         adoption=lambda: None,
     )
-    for name in ("open_build", "tool.require_unlocked", "helpers"):
+    for name in ("open_build", "tool.require_unlocked"):
         monkeypatch.setattr(f"{spack_build.__name__}.{name}", lambda *_: None)
-    failed, full = PackageFailed("bazel did not build"), MissingPrerequisite("full")
-    monkeypatch.setattr(spack_build, "make_all", Mock(side_effect=failed))
-    monkeypatch.setattr(spack_build, "_fill_cache", Mock(side_effect=full))
-    told = []
+    failed = PackageFailed("bazel did not build")
+    monkeypatch.setattr(spack_build, "install", Mock(side_effect=failed))
+    cache = Mock(fill=Mock(side_effect=MissingPrerequisite("full")))
     with pytest.raises(PackageFailed, match="bazel"):
-        spack_build._build(plan, Mock(), told.append, None, 1, None)
-    assert told[-1] == "note: the build cache was not filled: full"
+        spack_build._build(plan, cache, lambda _: None, None)
+    cache.fill.assert_called_once()
 
 
 @pytest.mark.parametrize(
@@ -252,24 +249,40 @@ def test_wheels_need_what_wheels_need_and_compiled_code_its_target():
     assert needs_of(("90a",), "12.9.1", "x86_64_v3", wheels=False)["compute"] == ["9.0"]
 
 
-def test_progress_tells_what_is_done_and_what_is_at_work(tmp_path):
-    log, done = tmp_path / "make.log", tmp_path / "install"
-    done.mkdir()
-    seen = []
-    watch = Watch(log, done, 3, seen.append)
-    log.write_text("[ ] aaaaaaa zlib@1.3 staging (0s)\n[ ] aaaaaaa zlib@1.3 build (2s)\n[ ] bbb")
-    watch()
-    assert seen[-1] == Tally(0, 3, ("zlib@1.3 build",))
-    (done / "zlib").touch()
-    with log.open("a") as file:
-        file.write("bbbb cmake@3.31 fetching from build cache (0s)\n[+] aaaaaaa zlib@1.3 /x (3s)\n")
-    watch()
-    assert seen[-1] == Tally(1, 3, ("cmake@3.31 fetching from build cache",))
-    assert seen[-1].text() == "1/3 packages: cmake@3.31 fetching from build cache"
+OUTPUT = """\
+[ ] aaaaaaa zlib@1.3 staging (0s)
+[+] aaaaaaa zlib@1.3 /store/zlib (3s)
+[ ] bbbbbbb cmake@3.31 fetching from build cache (0s)
+"""
 
-    log.write_text(f"==> Installing zlib-1.3-{'a' * 32} [1/1]\n")
-    Watch(log, tmp_path / "older", 1, seen.append)()
-    assert seen[-1].current == ("zlib-1.3",), "the words of Spack before 1.2"
+
+def test_what_spack_prints_is_progress_and_names_what_failed(tmp_path):
+    where = Folders(tmp_path, "x")
+    own = tmp_path / "cmake.log"
+    own.write_text("checking\nthe compiler speaks\n\n")
+
+    def says(text, code):
+        program = tmp_path / "spack"
+        program.write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\nexit {code}\n")
+        program.chmod(0o755)
+        spack, seen = Spack(program, "1.3", tmp_path, {"A": "b"}), []
+        install(spack, where, lambda *one: seen.append(one), {})
+        return seen[-1]
+
+    assert says(OUTPUT, 0) == ("1 packages installed, cmake@3.31 fetching from build cache", 1)
+    failed = f"[x] bbbbbbb cmake@3.31 failed: {own} (9s)\n"
+    with pytest.raises(PackageFailed, match=r"cmake@3\.31 did not build") as caught:
+        says(f"{OUTPUT}{failed}[x] ccccccc tar@1 failed\n", 1)
+    log, reopen, *lines = caught.value.details
+    assert log == f"log:    {own}"
+    assert reopen.startswith("reopen: env A=b ")
+    assert reopen.endswith("build-env /bbbbbbb -- bash")
+    assert lines == ["| checking", "| the compiler speaks", "also failed: tar@1"]
+    with pytest.raises(PackageFailed, match="before any package"):
+        says("==> Error: no\n", 1)
+    own.write_text("cc: No space left on device\n")
+    with pytest.raises(MissingPrerequisite, match="no space left while Spack built cmake"):
+        says(failed, 1)
 
 
 def test_the_module_sets_what_spack_sets_but_paths_for_building():
@@ -339,14 +352,14 @@ def test_a_spack_is_new_enough_and_runs_outside_the_caller_s_environment(tmp_pat
     program.parent.mkdir()
     program.touch(mode=0o755)
     monkeypatch.setenv("HPCDL_SPACK_ROOT", str(tmp_path))
-    for told in ("0.23.1", "nonsense"):
+    for told in ("1.1.0", "nonsense"):
         program.write_text(f"#!/bin/sh\necho {told}\n")
         with pytest.raises(MissingPrerequisite, match="too old") as caught:
             open_spack(tmp_path, tmp_path / "scope")
-        assert "1.1 or newer" in caught.value.hint
-    program.write_text('#!/bin/sh\necho "1.1.0 [$SPACK_ENV]"\n')
+        assert "1.2 or newer" in caught.value.hint
+    program.write_text('#!/bin/sh\necho "1.2.0 [$SPACK_ENV]"\n')
     monkeypatch.setenv("SPACK_ENV", "/home/admin/env")
-    assert open_spack(tmp_path, tmp_path / "scope").run("find").stdout == "1.1.0 []\n"
+    assert open_spack(tmp_path, tmp_path / "scope").run("find").stdout == "1.2.0 []\n"
     monkeypatch.setenv("HPCDL_SPACK_PACKAGES", str(tmp_path))
     with pytest.raises(BadInput, match="no packages of Spack"):
         open_spack(tmp_path, tmp_path / "scope")
@@ -394,15 +407,3 @@ def test_an_unsigned_build_cache_says_so_to_spack(tmp_path):
     assert "signed: true" in signed.settings()["mirrors.yaml"]
     assert signed.env == {"SPACK_GNUPGHOME": str(tmp_path / "keys")}
     assert "signed: false" in BuildCache(tmp_path, None, None).settings()["mirrors.yaml"]
-
-
-def test_a_mirrors_file_is_found_by_its_digest_whatever_its_ending(tmp_path):
-    one = MirrorSource(
-        "zlib", "1.3", "https://example.org/zlib.tar.gz", "ab" + "0" * 62, None, "Zlib"
-    )
-    assert one.find(tmp_path) is None
-    where = tmp_path / "_source-cache" / "archive" / "ab"
-    where.mkdir(parents=True)
-    file = where / f"{one.sha256}.tar.gz"
-    file.touch()
-    assert one.find(tmp_path) == file

@@ -6,7 +6,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import tempfile
 import zipfile
 from pathlib import Path
 
@@ -21,11 +20,10 @@ from hpcdl.stack.install import (
 )
 from hpcdl.stack.plans import plan_build
 from hpcdl.stack.recipe import running_interpreter
-from hpcdl.stack.wheelhouse import SourcesChanged, fetch, own_digest, own_files, own_wheel, pack
+from hpcdl.stack.wheelhouse import fetch, own_digest, own_files, own_wheel, pack
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site
-from tests.waiting import wait_for
 
 
 def test_everybody_reads_and_nobody_else_writes(tmp_path):
@@ -177,37 +175,22 @@ def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(tmp_path, mo
     assert names == ["hpcdl/file", "hpcdl/spack/environments/own/spack.yaml"]
 
 
-def test_a_killed_build_leaves_no_program_and_the_next_one_clears(tmp_path, monkeypatch):
-    """`pip wheel` dies with its parent; what that could not remove is swept."""
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    slow = tmp_path / "python"
-    slow.write_text(
-        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new\n"
-        f"mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 60\n"
-    )
-    slow.chmod(0o755)
-    program = "import sys; from pathlib import Path; from hpcdl.stack.wheelhouse import *\n"
-    program += "own_wheel(Path(sys.argv[1]), own_digest())"
-    with subprocess.Popen([sys.executable, "-c", program, slow]) as build:
-        wait_for((tmp_path / "pid").exists)
-        build.kill()
-    pip = Path("/proc") / (tmp_path / "pid").read_text().strip()
-    wait_for(lambda: not pip.exists())
-    assert len(list(scratch.iterdir())) == 1
-    slow.write_text("#!/bin/sh\nexit 1\n")
-    with pytest.raises(CommandFailed):
-        own_wheel(slow, own_digest())
-    assert list(scratch.iterdir()) == []
-
-
-def test_a_wheel_of_hpcdl_is_never_named_for_other_sources(tmp_path, monkeypatch):
-    """Somebody edits a file while the wheel is made."""
+def test_a_wheel_of_hpcdl_is_named_for_the_very_bytes_in_it(tmp_path, monkeypatch):
+    """Somebody may edit a file while the wheel is made."""
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
-    monkeypatch.setattr("hpcdl.stack.wheelhouse._from_checkout", lambda python, name: b"a wheel")
-    with pytest.raises(SourcesChanged):
-        own_wheel(Path("/usr/bin/python3"), "00000000")
-    assert not list(tmp_path.rglob("*.whl"))
-    assert own_wheel(Path("/usr/bin/python3"), own_digest()).read_bytes() == b"a wheel"
+    own, wheel = own_wheel()
+    assert own == own_digest()
+    assert wheel.parent.name.endswith(own)
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.testzip() is None
+        names = set(archive.namelist())
+        info = next(name.partition("/")[0] for name in names if ".dist-info/" in name)
+        assert b"Name: hpcdl" in archive.read(f"{info}/METADATA")
+        assert b"hpcdl = hpcdl" in archive.read(f"{info}/entry_points.txt")
+    assert {name for name, _ in own_files()} < names
+    other = tmp_path / "other.py"
+    other.write_text("1")
+    monkeypatch.setattr(
+        "hpcdl.stack.wheelhouse.own_files", lambda: iter([("hpcdl/other.py", other)])
+    )
+    assert own_wheel()[1] != wheel

@@ -18,12 +18,10 @@ from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.wheelhouse import (
     Wheel,
     Wheelhouse,
-    digest_of,
     fetch,
     find_wheelhouse,
     pins,
     record_digest,
-    setuptools_for,
     sha256,
     tools,
     wheelhouse_folder,
@@ -206,8 +204,3 @@ def test_the_wheels_that_recipes_pin_have_digests():
     assert set(wanted) <= LOCK["wheels"].keys()
     digests = [one for tags in LOCK["wheels"].values() for one in tags.values()]
     assert all(re.fullmatch("[0-9a-f]{64}", one) for one in digests)
-    # The build's own tool is asked for with its digests.
-    name, *digests = setuptools_for("3.11").split()
-    assert name in LOCK["pins"]["3.11"]["all"].split()
-    file = f"{name.replace('==', '-')}-py3-none-any.whl"
-    assert f"--hash=sha256:{digest_of(file)}" in digests

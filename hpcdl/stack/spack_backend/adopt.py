@@ -8,7 +8,7 @@ names what it needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,15 @@ from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import gpus_of, serves
-from hpcdl.stack.resolve_solver import Range
-from hpcdl.stack.seal import record_release
+from hpcdl.stack.seal import record_release, shortened
 from hpcdl.stack.spack_backend import tool, view
 from hpcdl.stack.spack_backend.tool import Lock, Spack, read_lock
 from hpcdl.stack.spack_backend.view import Built, Inventory, require_imports
 from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import scratch_directory
-from hpcdl.system.run import CommandFailed, module_argv, run
+from hpcdl.system.run import CommandFailed
 from hpcdl.system.text import utc_now
-
-_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -205,8 +201,9 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
     to_run = [package for package in inventory.packages if package.hash in plan.lock.to_run]
     _require_installed(plan.lock, spack, inventory, to_run)
     view.require_readable(to_run)
-    tools_in = helpers(say)
-    plan, wheel = own_hpcdl(plan, tools_in)
+    tools_in = wheelhouse.tools(running_interpreter(), say)
+    own, wheel = wheelhouse.own_wheel()
+    plan = replace(plan, own=own)
     with build_slot(plan.site, say):
         if not plan.exists:
             with new_tree(plan.root) as root:
@@ -242,68 +239,19 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
 
 
 def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Sequence[Built]) -> None:
-    """Refuse what is not there, or not wholly; say what is missing, or who else has it."""
+    """MissingPrerequisite where a package is not there, or the files are of different specs."""
     where = lock.environment
     install = f"spack -e {where} install"
     if {package.hash for package in to_run} != lock.to_run:
         raise MissingPrerequisite(
             f"spack.yaml and spack.lock of {where} are of different specs", hint=install
         )
-    missing = [
-        package for package in to_run if not package.installed or not package.prefix.is_dir()
-    ]
-    if not missing:
-        return
-    if len(missing) < sum(not package.external for package in to_run):
-        titles = [f"{package.name}@{package.version}" for package in missing]
-        more = [f"and {len(titles) - _SHOWN} more"] if len(titles) > _SHOWN else []
+    missing = [one for one in to_run if not one.installed or not one.prefix.is_dir()]
+    if missing:
         raise MissingPrerequisite(
-            f"the environment {where} is not wholly installed: {len(missing)} of {len(to_run)} "
-            "packages are missing",
-            details=[*titles[:_SHOWN], *more],
-            hint=install,
+            f"the environment {where} is not wholly installed in {found.store}: {len(missing)} of "
+            f"{len(to_run)} packages are missing",
+            details=shortened([f"{one.name}@{one.version}" for one in missing]),
+            hint=f"{install}; where another Spack than {spack.program} did, name that in "
+            "HPCDL_SPACK_ROOT",
         )
-    other = next(_elsewhere(where, found.store), None)
-    if other is not None:
-        raise MissingPrerequisite(
-            f"the environment {where} was installed by another Spack: its view leads to {other}, "
-            f"and {spack.program} has {found.store}",
-            hint="name that Spack in HPCDL_SPACK_ROOT, with its configuration",
-        )
-    raise MissingPrerequisite(
-        f"the environment {where} is not installed in {found.store}",
-        hint=f"{install}; where another Spack did, name it in HPCDL_SPACK_ROOT",
-    )
-
-
-def _elsewhere(environment: Path, store: Path) -> Iterator[Path]:
-    """Packages outside the install tree that the environment's view leads to."""
-    for place in (environment / ".spack-env" / "view", environment / "view"):
-        for link in place.glob("bin/*"):
-            real = link.resolve()
-            package = any((top / ".spack").is_dir() for top in real.parents)
-            if package and not real.is_relative_to(store):
-                yield real
-
-
-def own_hpcdl(plan: Adoption, tools_in: Path) -> tuple[Adoption, Path]:
-    """Hpcdl's own wheel, and the plan with its digest; MissingPrerequisite: it keeps changing."""
-    python = tools_in / "bin" / "python"
-
-    def packed(own: str) -> tuple[Adoption, Path]:
-        return replace(plan, own=own), wheelhouse.own_wheel(python, own)
-
-    return wheelhouse.with_own(plan.own, packed)
-
-
-def helpers(say: Say) -> Path:
-    """An environment with pip and setuptools, to pack hpcdl and to put it into the view."""
-    where = wheelhouse.tools(running_interpreter(), say)
-    found = where.glob("lib/python3*/**/setuptools-*.dist-info")
-    if not any(Range("68:").allows(path.name.split("-")[1]) for path in found):
-        wanted = where / "requirements.txt"
-        write_atomic(wanted, wheelhouse.setuptools_for(running_interpreter().minor) + "\n")
-        pip = module_argv(where / "bin" / "python", "pip")
-        log = wheelhouse.new_log("tools")
-        run([*pip, "install", "--quiet", "--requirement", wanted], log=log, tied=True)
-    return where

@@ -8,8 +8,8 @@ The release is a view and its records, and no release until release.json is rena
 
 from __future__ import annotations
 
-import os
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,12 @@ from hpcdl.stack.release import Release, is_built, read_release, releases_folder
 from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend import tool
-from hpcdl.stack.spack_backend.adopt import Adoption, adopt, helpers, own_hpcdl
+from hpcdl.stack.spack_backend.adopt import Adoption, adopt
 from hpcdl.stack.spack_backend.concretize import SpackWork
 from hpcdl.stack.spack_backend.environment import SpackEnvironment, environment_of
-from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, Show, make_all
+from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, Show, install
 from hpcdl.stack.spack_backend.tool import Spack
-from hpcdl.stack.spack_backend.view import inventory
-from hpcdl.stack.wheelhouse import Say, own_digest
+from hpcdl.stack.wheelhouse import Say, own_digest, own_wheel
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 
@@ -194,19 +193,8 @@ def plan_spack(
     return SpackPlan(site, request, served, wanted, work, own_digest())
 
 
-def build_spack(
-    plan: SpackPlan,
-    say: Say,
-    show: Show,
-    *,
-    jobs: int | None = None,
-    unsigned: bool = False,
-    time_limit: float | None = None,
-) -> Release:
+def build_spack(plan: SpackPlan, say: Say, show: Show, *, unsigned: bool = False) -> Release:
     """Build the planned release, or return it where it exists.
-
-    `jobs` is of all packages together, as many as there are CPUs by default; `time_limit` is the
-    solver's, in seconds.
 
     Raises:
         PackageFailed: a package did not build; says which, its log, and how to continue.
@@ -220,42 +208,33 @@ def build_spack(
     with shared_lock(plan.work.root / ".lock", wait_seconds=10):
         cache = BuildCache.of_site(plan.site, unsigned=unsigned)
         try:
-            return _build(plan, cache, say, show, jobs, time_limit)
+            return _build(plan, cache, say, show)
         finally:
             cache.close_keyring()
 
 
-def _build(
-    plan: SpackPlan,
-    cache: BuildCache,
-    say: Say,
-    show: Show,
-    jobs: int | None,
-    time_limit: float | None,
-) -> Release:
+def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show) -> Release:
     where = plan.folders
     spack = open_build(plan, cache)
     tool.require_unlocked(where.environment)
-    key = cache.ready_key(spack, plan.site)
+    cache.ready_key(spack, plan.site)
     if plan.lock is None:
-        _solve(plan, say, time_limit)
+        _solve(plan, say)
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
     adoption = plan.adoption()
     env = {}
     if not plan.environment.wheels:  # hpcdl is a package of the compiled stacks only
-        env["HPCDL_WHEEL"] = str(own_hpcdl(adoption, helpers(say))[1])
+        env["HPCDL_WHEEL"] = str(own_wheel()[1])
     say(f"installing with Spack; log: {where.log}")
     try:
-        make_all(spack, where, jobs or len(os.sched_getaffinity(0)), show, env)
+        install(spack, where, show, env)
     except PackageFailed:
-        try:
-            _fill_cache(spack, plan, cache, key, say)
-        except HpcdlError as fault:
-            # The package is what has to be mended.
-            say(f"note: the build cache was not filled: {fault.message}")
+        with suppress(HpcdlError):  # the package is what has to be mended
+            cache.fill(spack, where.environment)
         raise
-    _fill_cache(spack, plan, cache, key, say)
+    say(f"filling the build cache {cache.folder}")
+    cache.fill(spack, where.environment)
     return adopt(adoption, spack, say)
 
 
@@ -272,9 +251,9 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
     return replace(spack, env={**spack.env, **site, **cache.env})
 
 
-def _solve(plan: SpackPlan, say: Say, time_limit: float | None) -> None:
+def _solve(plan: SpackPlan, say: Say) -> None:
     solver.render_work(plan.work)
-    solved = solver.concretize(plan.work.root, plan.environment, say, time_limit=time_limit)
+    solved = solver.concretize(plan.work.root, plan.environment, say)
     if solved.differences:
         raise CheckFailed(
             f"Spack solved '{plan.environment.name}' with other versions than the resolution",
@@ -282,13 +261,3 @@ def _solve(plan: SpackPlan, say: Say, time_limit: float | None) -> None:
             hint="name what the machine has among spack.externals, or pin the stack's versions",
         )
     write_atomic(plan.folders.environment / _STAMP, plan.stamp(solved.lock))
-
-
-def _fill_cache(
-    spack: Spack, plan: SpackPlan, cache: BuildCache, key: str | None, say: Say
-) -> None:
-    packages = inventory(spack, plan.folders.environment).packages
-    built = {one.hash for one in packages if one.installed and not one.external}
-    if built:
-        say(f"filling the build cache {cache.folder} ({'signed' if key else 'unsigned'})")
-        cache.fill(spack, plan.folders.environment, built, key)
