@@ -1,4 +1,4 @@
-"""`hpcdl stack concretize`, `build`, `adopt` and `mirror`: the commands that run for long.
+"""`hpcdl stack build`, `adopt` and `mirror`: the commands that run for long.
 
 SIGTERM ends them as Ctrl-C does: what they run ends, half-made trees are removed.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import command, option, show, the_site
-from hpcdl.system.amounts import seconds
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite, PartlyDone
 from hpcdl.system.signals import terminable
 from hpcdl.system.text import StatusLine, duration, paint
@@ -33,39 +32,6 @@ def progress_teller() -> Callable[[str], None]:
         print(f"{paint(elapsed, 'dim', sys.stderr)}  {what}", file=sys.stderr, flush=True)
 
     return say
-
-
-@command(
-    "hpcdl stack concretize p100",
-    option("environments", "such as k80 or a100 (default: all)", nargs="*"),
-    option("--partition", "NAME", "instead: a partition of the site"),
-    option("--render", "only write the spack.yaml files"),
-    option("--directory", "DIR", "where environments/ is (default: the checkout's)"),
-    option(
-        "--time-limit",
-        "SECONDS",
-        "time limit of each environment (400, more under load)",
-        type=seconds,
-    ),
-    changes=True,
-)
-@terminable()
-def _concretize(args: argparse.Namespace) -> ExitCode:
-    """Render Spack environments and concretize them, with a time limit."""
-    from hpcdl.stack.spack_backend import concretize as solver
-
-    work = solver.plan(args.environments, args.partition, args.directory, lambda: the_site(args))
-    data, text = work.as_data(), work.text(render_only=args.render)
-    if not args.dry_run:
-        solver.render_work(work)
-    if args.dry_run or args.render:
-        return show(args, data, text)
-    found = [
-        solver.concretize(work.root, one, progress_teller(), time_limit=args.time_limit)
-        for one in work.environments
-    ]
-    same = not any(one.differences for one in found)
-    return show(args, solver.solved_data(found), solver.solved_text(found), ok=same)
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
@@ -258,4 +224,4 @@ def _mirror(args: argparse.Namespace) -> ExitCode:
     return show(args, mirror.as_data(), "\n".join(lines))
 
 
-COMMANDS = (_concretize, _build, _adopt, _mirror)
+COMMANDS = (_build, _adopt, _mirror)

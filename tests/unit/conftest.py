@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -80,6 +81,16 @@ def with_pip(made_tools):
 def site(tmp_path):
     """The embedded site with its software in the test's directory; many files have their own."""
     return small_site(tmp_path)
+
+
+def environment_for(site, partition):
+    """The Spack environment that compiles for one partition of a site."""
+    from hpcdl.stack.resolve import find_request
+    from hpcdl.stack.spack_backend.environment import environment_of
+
+    stack = site.stack_for(partition) or find_request(site)
+    request = replace(stack, backend="spack", packages=())
+    return environment_of(site, request, (partition,), partition)
 
 
 def shipped(name):

@@ -27,10 +27,10 @@ from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
 from hpcdl.stack.resolve import Resolver
 from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_show import as_text as resolution_text
-from hpcdl.stack.spack_backend.environment import environment_for
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.workflows.expectation import expect, why_none
 from hpcdl.workflows.site_plan import targets
+from tests.unit.conftest import environment_for
 
 MIXED = Path(__file__).parents[1] / "golden" / "mixed.yaml"
 OWN = "gpus:\n  X1: {compute: 8.9, memory_gb: 16}\n"

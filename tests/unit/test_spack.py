@@ -11,10 +11,14 @@ from hpcdl import facts
 from hpcdl.site import SpackSettings
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_solver import Range
-from hpcdl.stack.spack_backend.concretize import differences, plan, probable_cause, render_work
+from hpcdl.stack.spack_backend.concretize import (
+    differences,
+    probable_cause,
+    render_work,
+    site_work,
+)
 from hpcdl.stack.spack_backend.environment import (
     environment,
-    environment_for,
     environments,
     render,
     render_site,
@@ -22,7 +26,7 @@ from hpcdl.stack.spack_backend.environment import (
 from hpcdl.stack.spack_backend.tool import Lock, read_lock
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
-from tests.unit.conftest import shipped
+from tests.unit.conftest import environment_for, shipped
 
 SPACK = folder("spack")
 ENVIRONMENTS = environments()
@@ -46,7 +50,7 @@ def test_there_is_one_environment_per_gpu_generation():
 @pytest.mark.parametrize("one", ENVIRONMENTS, ids=NAMES)
 def test_the_committed_environment_is_what_rendering_gives(one):
     committed = (SPACK / "environments" / one.name / "spack.yaml").read_text()
-    assert committed == render(one), "run: hpcdl stack concretize --render"
+    assert committed == render(one), "run: python -m tools.spack_environments"
 
 
 COMPILED = [one for one in ENVIRONMENTS if not one.wheels]
@@ -145,7 +149,7 @@ def test_a_pmix_that_spack_cannot_build_has_to_be_an_external():
 
 
 def test_a_sites_folder_stands_alone(tmp_path):
-    work = plan([], "p100", str(tmp_path / "here"), site)
+    work = site_work(site(), environment_for(site(), "p100"), tmp_path / "here", "p100")
     render_work(work)
     assert work.changed == []
     for name in ("site.yaml", "spack_repo/hpcdl/repo.yaml", "environments/p100/spack.yaml"):

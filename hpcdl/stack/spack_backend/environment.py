@@ -8,7 +8,7 @@ which the environments include where HPCDL_SPACK_SITE names it. Pure; `concretiz
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
 from hpcdl.stack.recipe import variant_of
 from hpcdl.stack.release import MODULE
-from hpcdl.stack.resolve import Resolver, allowed, computes_of, find_request, newest
+from hpcdl.stack.resolve import Resolver, allowed, computes_of, newest
 from hpcdl.stack.resolve_facts import known, serves, wheel_sets
 from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.stack.resolve_solution import Resolution
@@ -95,18 +95,6 @@ def environment(name: str) -> SpackEnvironment:
     return SpackEnvironment(*named, newest(compute, "spack"), _majors(compute))
 
 
-def environment_for(site: Site, partition: str) -> SpackEnvironment:
-    """The environment that compiles for one partition of a site: its pins, compilers and PMIx.
-
-    Raises:
-        BadInput: no set of versions fits it.
-    """
-    stack = site.stack_for(partition) or find_request(site)
-    request = replace(stack, backend="spack", packages=())
-    found = environment_of(site, request, (partition,), partition)
-    return replace(found, title=f"{site.name}, partition {partition}")
-
-
 def environment_of(
     site: Site, request: StackRequest, names: tuple[str, ...], name: str
 ) -> SpackEnvironment:
@@ -180,7 +168,7 @@ def render(wanted: SpackEnvironment) -> str:
     return template.render(
         title=wanted.title,
         serves=wanted.serves,
-        command="hpcdl stack concretize --render",
+        command="python -m tools.spack_environments",
         folder=f"spack/environments/{wanted.name}",
         specs=wanted.specs,
         requirements=list(_requirements(wanted)),

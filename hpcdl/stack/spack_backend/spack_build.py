@@ -253,11 +253,12 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
 
 def _solve(plan: SpackPlan, say: Say) -> None:
     solver.render_work(plan.work)
-    solved = solver.concretize(plan.work.root, plan.environment, say)
-    if solved.differences:
+    lock = solver.concretize(plan.work.root, plan.environment, say)
+    if differ := solver.differences(plan.environment, lock):
         raise CheckFailed(
             f"Spack solved '{plan.environment.name}' with other versions than the resolution",
-            details=solved.differences,
+            details=differ,
             hint="name what the machine has among spack.externals, or pin the stack's versions",
         )
-    write_atomic(plan.folders.environment / _STAMP, plan.stamp(solved.lock))
+    stamp = plan.stamp(lock.environment / "spack.lock")
+    write_atomic(lock.environment / _STAMP, stamp)
