@@ -29,8 +29,7 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack import cuda_tree, wheelhouse
 from hpcdl.stack.recipe import HorovodRecipe, Interpreter, Recipe, SourceEdit, digest
 from hpcdl.stack.release import MODULE
-from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.resolve_show import sentence
+from hpcdl.stack.resolve_facts import known, sentence
 from hpcdl.stack.resolve_solver import Rule
 from hpcdl.stack.wheelhouse import Say
 from hpcdl.system.errors import BadInput, MissingPrerequisite

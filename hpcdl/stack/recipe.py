@@ -21,7 +21,6 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.release import MODULE
 from hpcdl.stack.resolve import Resolver, computes_of
 from hpcdl.stack.resolve_facts import conditions, gpus_of, needs_of
-from hpcdl.stack.resolve_show import chain_lines
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.system.text import one_of
@@ -154,16 +153,6 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
         MissingPrerequisite: nothing fits, or the wheels of that CUDA are unknown.
     """
     resolution = Resolver(site).build(request, names)
-    if not resolution.fits:
-        named = f"stack '{resolution.stack}'" if resolution.stack else "the stack"
-        raise MissingPrerequisite(
-            f"no wheels fit {named} on partition '{resolution.partition}'",
-            details=[
-                line for chain in resolution.problems for line in chain_lines(chain, resolution.gpu)
-            ],
-            hint="change the stack's pins or the partition's driver in site.yaml, put another "
-            "Python on PATH, or name the other partitions in the stack's `partitions`",
-        )
     computes, own = computes_of(site, request, names), gpus_of(site, names)
     versions, table = resolution.versions, facts.load("wheels")
     kind = "cuda" if computes else "cpu"

@@ -18,8 +18,7 @@ from functools import cache
 from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
 from hpcdl.stack.release import BACKENDS, MODULE
-from hpcdl.stack.resolve_facts import COMPONENTS, known
-from hpcdl.stack.resolve_show import chain_lines
+from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, known
 from hpcdl.stack.resolve_solution import (
     Answer,
     Resolution,
@@ -31,7 +30,7 @@ from hpcdl.stack.resolve_solution import (
     solve,
 )
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, sort_key
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.packages import pythons, that_start
 from hpcdl.system.text import did_you_mean
 
@@ -131,11 +130,26 @@ class Resolver:
     def build(self, stack: StackRequest, names: Sequence[str]) -> Resolution:
         """The versions of one build: for partitions that `groups` gave.
 
-        Raises BadInput as `resolve` does.
+        Raises:
+            BadInput: as `resolve` does.
+            MissingPrerequisite: no set of versions fits what the site has.
         """
         parts = [self.site.partition(name) for name in names]
         first = _by_model(parts[0])[0]
-        return self._resolution(first, stack, self._setting([first, *parts], stack), wanted=True)
+        setting = self._setting([first, *parts], stack)
+        found = self._resolution(first, stack, setting, wanted=True)
+        if found.fits:
+            return found
+        models = {model for part in parts for model in part.gpu_models}
+        several = " with all its GPU models" if len(models) > 1 and len(names) == 1 else ""
+        raise MissingPrerequisite(
+            f"no {'wheels fit' if stack.backend == 'wheels' else 'set of versions fits'} partition "
+            f"'{found.partition}'{several} by {stack.backend}",
+            details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
+            hint="change the stack's pins or the partition's driver in site.yaml, put another "
+            "Python on PATH, or name the other partitions in the stack's `partitions`; "
+            f"`hpcdl stack resolve --partition {found.partition}` says more",
+        )
 
     def why_not(
         self, question: str, partition: str | None = None, backend: str | None = None

@@ -5,6 +5,8 @@ newer CUDA more than a newer cuDNN. A row of `rules` becomes one `Rule` per need
 derived here: which GPUs the machine code of a wheel serves, what a backend can offer, and what a
 build asks of a machine: its driver, GPUs that run its code, CPU flags.
 
+Rules also have words here: `K80 (sm_37) needs CUDA <= 11.8: ...`, with numbers of sources.
+
 The overlay's recipes that install wheels (backend `spack-wheels`) have lists of them, which are
 facts like the others. Pure: the recipes' lists, the facts and the site.
 """
@@ -42,6 +44,11 @@ COMPONENTS = (
 )
 OF_GPUS = frozenset({"cuda", "cudnn", "nccl", "driver", "gpu"})
 """Variables that only a partition with GPUs has."""
+OTHER_GPU = "gpu@"
+"""What the variables begin with that stand for further GPUs of a build; `gpu@7.0`."""
+OTHER_DRIVER = "driver@"
+"""The same for the drivers of their nodes; `driver@7.0@535.104.05`."""
+BACKEND_WORDS = {"wheels": "wheels", "spack": "Spack", "spack-wheels": "Spack with wheels"}
 _WEIGHTS = {"gpu": 30, "driver": 20}
 """How much the variables that speak of GPUs weigh in an explanation."""
 
@@ -372,3 +379,74 @@ def wheel_sets(package: str, *, cuda: bool = False) -> dict[str, Any]:
     name = "wheels-cuda.json" if cuda and (path / "wheels-cuda.json").is_file() else "wheels.json"
     sets: dict[str, Any] = json.loads((path / name).read_text(encoding="utf-8"))
     return sets
+
+
+class Sources(dict[str, int]):
+    """Numbers for sources, in the order in which they are first named."""
+
+    def number(self, source: str) -> str:
+        """`[3]` for a source, nothing for none."""
+        return f"[{self.setdefault(source, len(self) + 1)}]" if source else ""
+
+    def page(self, text: str) -> str:
+        """A text with the list of its sources at the foot."""
+        foot = [f"[{number}] {source}" for source, number in self.items()]
+        return "\n".join([text, *(["", "sources", *foot] if foot else [])])
+
+
+def chain_lines(
+    chain: Iterable[Rule], gpu: str | None = None, sources: Sources | None = None
+) -> list[str]:
+    """A chain of rules as sentences, one per line, with the numbers of their sources."""
+    rules = [rule for rule in chain if rule.origin != "choice"]
+    if sources is None:
+        return [sentence(rule, gpu).rstrip() for rule in rules]
+    return [f"{sentence(rule, gpu)} {sources.number(rule.source)}".rstrip() for rule in rules]
+
+
+def sentence(rule: Rule, gpu: str | None = None) -> str:
+    """A rule in words: `TensorFlow 2.15 needs CUDA 12.2 to 12.x (built by upstream with 12.2)`.
+
+    `gpu` is the model to name where a rule speaks of GPUs.
+    """
+    if rule.origin == "offer":
+        return rule.why
+    doubt = ", doubtful" if rule.proof == "doubtful" else ""
+    named = (condition for condition in rule.when if condition.variable != "variant")
+    subject = " by ".join(_subject(condition, gpu) for condition in named)
+    needs = f"{subject} needs " if subject else ""
+    return f"{needs}{title_of(rule.need.variable)} {_range(rule.need)} ({rule.why}{doubt})"
+
+
+def _subject(condition: Condition, gpu: str | None) -> str:
+    if condition.variable == "gpu":
+        return gpu or f"sm_{condition.range.text.replace('.', '').replace(':', ' to sm_')}"
+    if condition.variable.startswith(OTHER_GPU):
+        return f"{title_of(condition.variable)}, which the same build serves,"
+    if condition.variable == "backend":
+        return BACKEND_WORDS[condition.range.text]
+    return f"{title_of(condition.variable)} {_range(condition)}"
+
+
+def _range(condition: Condition) -> str:
+    """The range in words; of compute capabilities `sm_35 or sm_50 to sm_90`."""
+    if condition.variable.partition("@")[0] != "gpu":
+        return condition.range.describe()
+    named = condition.range.text.split(",")
+    runs: list[list[str]] = [[]]
+    for one in sorted({*computes(), *named}, key=sort_key):
+        if one in named:
+            runs[-1].append(f"sm_{one.replace('.', '')}")
+        else:
+            runs.append([])
+    return " or ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs if run)
+
+
+def title_of(name: str) -> str:
+    """What a component or another variable is called."""
+    if name.startswith(OTHER_GPU):
+        return f"sm_{name.removeprefix(OTHER_GPU).replace('.', '')}"
+    if name.startswith(OTHER_DRIVER):
+        return "driver"
+    component = known().components.get(name)
+    return component.title if component else {"gpu": "GPU"}.get(name, name)

@@ -1,34 +1,16 @@
-"""Resolutions in words and as data: versions, evidence levels, and the chain behind each limit.
-
-Rules become sentences (`K80 (sm_37) needs CUDA <= 11.8: ...`); their sources are numbered and
-listed once at the end.
-"""
+"""Resolutions as a page and as data: versions, evidence levels, and the chain behind each limit."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hpcdl.stack.resolve_facts import computes, known
-from hpcdl.stack.resolve_solution import OTHER_DRIVER, OTHER_GPU, Answer, Choice, Resolution
-from hpcdl.stack.resolve_solver import Condition, Rule, sort_key
+from hpcdl.stack.resolve_facts import BACKEND_WORDS, Sources, chain_lines, sentence, title_of
+from hpcdl.stack.resolve_solution import Answer, Choice, Resolution
+from hpcdl.stack.resolve_solver import Rule
 from hpcdl.system.text import paint
 
 _WIDTH = 116
-_BACKENDS = {"wheels": "wheels", "spack": "Spack", "spack-wheels": "Spack with wheels"}
-
-
-class Sources(dict[str, int]):
-    """Numbers for sources, in the order in which they are first named."""
-
-    def number(self, source: str) -> str:
-        """`[3]` for a source, nothing for none."""
-        return f"[{self.setdefault(source, len(self) + 1)}]" if source else ""
-
-    def page(self, text: str) -> str:
-        """A text with the list of its sources at the foot."""
-        foot = [f"[{number}] {source}" for source, number in self.items()]
-        return "\n".join([text, *(["", "sources", *foot] if foot else [])])
 
 
 def as_text(resolutions: Sequence[Resolution]) -> str:
@@ -58,7 +40,7 @@ def answers_text(answers: Sequence[Answer]) -> str:
         if answer.fits:
             newer = f"; {answer.newest} is newer and fits too" if answer.newest else ""
             lines.append(f"{where}: {answer.question} fits{newer}")
-            rest = ", ".join(f"{_title(name)} {v}" for name, v in answer.versions.items())
+            rest = ", ".join(f"{title_of(name)} {v}" for name, v in answer.versions.items())
             lines.append(f"  {rest}")
         else:
             lines.append(f"{where}: no {answer.question}")
@@ -80,30 +62,6 @@ def answers_data(answers: Sequence[Answer]) -> dict[str, Any]:
         for one in answers
     ]
     return {"schema": 1, "answers": rows}
-
-
-def chain_lines(
-    chain: Iterable[Rule], gpu: str | None = None, sources: Sources | None = None
-) -> list[str]:
-    """A chain of rules as sentences, one per line, with the numbers of their sources."""
-    rules = [rule for rule in chain if rule.origin != "choice"]
-    if sources is None:
-        return [sentence(rule, gpu).rstrip() for rule in rules]
-    return [f"{sentence(rule, gpu)} {sources.number(rule.source)}".rstrip() for rule in rules]
-
-
-def sentence(rule: Rule, gpu: str | None = None) -> str:
-    """A rule in words: `TensorFlow 2.15 needs CUDA 12.2 to 12.x (built by upstream with 12.2)`.
-
-    `gpu` is the model to name where a rule speaks of GPUs.
-    """
-    if rule.origin == "offer":
-        return rule.why
-    doubt = ", doubtful" if rule.proof == "doubtful" else ""
-    named = (condition for condition in rule.when if condition.variable != "variant")
-    subject = " by ".join(_subject(condition, gpu) for condition in named)
-    needs = f"{subject} needs " if subject else ""
-    return f"{needs}{_title(rule.need.variable)} {_range(rule.need)} ({rule.why}{doubt})"
 
 
 def _grouped(resolutions: Sequence[Resolution]) -> list[tuple[str, Resolution]]:
@@ -158,9 +116,9 @@ def _wrapped(left: str, entries: Iterable[str]) -> list[str]:
 def _brief(names: str, resolution: Resolution) -> str:
     versions = resolution.versions
     shown = [name for name in ("tensorflow", "cuda", "cudnn", "nccl", "python") if name in versions]
-    text = ", ".join(f"{_title(name)} {versions[name]}" for name in shown)
+    text = ", ".join(f"{title_of(name)} {versions[name]}" for name in shown)
     against = "; ".join(chain[-1].why for chain in resolution.problems)
-    return f"{names} by {_BACKENDS[resolution.backend]} instead: {against or text}"
+    return f"{names} by {BACKEND_WORDS[resolution.backend]} instead: {against or text}"
 
 
 def _head(names: str, resolution: Resolution) -> str:
@@ -217,36 +175,3 @@ def _rule_data(rule: Rule, gpu: str | None) -> dict[str, Any]:
         "proof": rule.proof,
         "origin": rule.origin,
     }
-
-
-def _subject(condition: Condition, gpu: str | None) -> str:
-    if condition.variable == "gpu":
-        return gpu or f"sm_{condition.range.text.replace('.', '').replace(':', ' to sm_')}"
-    if condition.variable.startswith(OTHER_GPU):
-        return f"{_title(condition.variable)}, which the same build serves,"
-    if condition.variable == "backend":
-        return _BACKENDS[condition.range.text]
-    return f"{_title(condition.variable)} {_range(condition)}"
-
-
-def _range(condition: Condition) -> str:
-    """The range in words; of compute capabilities `sm_35 or sm_50 to sm_90`."""
-    if condition.variable.partition("@")[0] != "gpu":
-        return condition.range.describe()
-    named = condition.range.text.split(",")
-    runs: list[list[str]] = [[]]
-    for one in sorted({*computes(), *named}, key=sort_key):
-        if one in named:
-            runs[-1].append(f"sm_{one.replace('.', '')}")
-        else:
-            runs.append([])
-    return " or ".join(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs if run)
-
-
-def _title(name: str) -> str:
-    if name.startswith(OTHER_GPU):
-        return f"sm_{name.removeprefix(OTHER_GPU).replace('.', '')}"
-    if name.startswith(OTHER_DRIVER):
-        return "driver"
-    component = known().components.get(name)
-    return component.title if component else {"gpu": "GPU"}.get(name, name)

@@ -12,14 +12,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from hpcdl import facts
-from hpcdl.stack.resolve_facts import COMPONENTS, OF_GPUS, Tried, known
+from hpcdl.stack.resolve_facts import (
+    COMPONENTS,
+    OF_GPUS,
+    OTHER_DRIVER,
+    OTHER_GPU,
+    Tried,
+    known,
+)
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, VersionProblem, newest_first
 
 _SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4, "python": 4}
-OTHER_GPU = "gpu@"
-"""What the variables begin with that stand for further GPUs of a build; `gpu@7.0`."""
-OTHER_DRIVER = "driver@"
-"""The same for the drivers of their nodes; `driver@7.0@535.104.05`."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
 from hpcdl.stack.resolve import Resolver
 from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_show import as_text as resolution_text
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from hpcdl.workflows.expectation import expect, why_none
 from hpcdl.workflows.site_plan import targets
 from tests.unit.conftest import environment_for
@@ -347,7 +347,7 @@ def test_one_build_by_spack_has_code_for_every_model_of_its_partition(mixed):
     kepler, newer = (alone(mixed, model).partitions["x"] for model in ("K80", "B200"))
     both = (replace(kepler, fellows=(newer,)), replace(newer, fellows=(kepler,)))
     site = replace(mixed, partitions={"x": replace(kepler, groups=both)})
-    with pytest.raises(BadInput, match="with all its GPU models"):
+    with pytest.raises(MissingPrerequisite, match="with all its GPU models"):
         environment_for(site, "x")
 
 

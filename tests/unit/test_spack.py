@@ -24,7 +24,7 @@ from hpcdl.stack.spack_backend.environment import (
     render_site,
 )
 from hpcdl.stack.spack_backend.tool import Lock, read_lock
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.unit.conftest import environment_for, shipped
 
@@ -134,7 +134,7 @@ def test_what_has_no_gpus_no_fitting_set_or_no_environment_is_refused():
     cpus = environment_for(site("pi"), "cpu")
     assert (cpus.specs, cpus.module) == (("hpcdl-tensorflow ~cuda",), "tensorflow/2.16.2-cpu")
     too_new = {name: replace(part, driver="595.10") for name, part in site().partitions.items()}
-    with pytest.raises(BadInput, match="no set of versions fits"):
+    with pytest.raises(MissingPrerequisite, match="no set of versions fits"):
         environment_for(site(partitions=too_new), "k80")
 
 

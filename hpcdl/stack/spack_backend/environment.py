@@ -18,8 +18,6 @@ from hpcdl.stack.recipe import variant_of
 from hpcdl.stack.release import MODULE
 from hpcdl.stack.resolve import Resolver, allowed, computes_of, newest
 from hpcdl.stack.resolve_facts import known, serves, wheel_sets
-from hpcdl.stack.resolve_show import chain_lines
-from hpcdl.stack.resolve_solution import Resolution
 from hpcdl.stack.resolve_solver import Range, sort_key
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import templates
@@ -101,10 +99,10 @@ def environment_of(
     """The environment of one build of a stack: of partitions that share it.
 
     Raises:
-        BadInput: no set of versions fits, or Spack cannot build Slurm's PMIx.
+        MissingPrerequisite: no set of versions fits.
+        BadInput: Spack cannot build Slurm's PMIx.
     """
     resolution = Resolver(site).build(request, names)
-    _require_fit(site, resolution, request, names)
     wheels = request.backend == "spack-wheels"
     if not wheels:
         _check_pmix(site)
@@ -122,21 +120,6 @@ def environment_of(
         pinned=tuple(resolution.pins),
         wheels=wheels,
         proof=resolution.proof,
-    )
-
-
-def _require_fit(
-    site: Site, found: Resolution, request: StackRequest, names: tuple[str, ...]
-) -> None:
-    if found.fits:
-        return
-    models = {model for name in names for model in site.partition(name).gpu_models}
-    several = " with all its GPU models" if len(models) > 1 and len(names) == 1 else ""
-    raise BadInput(
-        f"no set of versions fits partition '{found.partition}'{several} by {request.backend}",
-        details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
-        hint=f"`hpcdl stack resolve --partition {found.partition} --backend {request.backend}` "
-        "says more",
     )
 
 
