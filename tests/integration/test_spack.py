@@ -120,16 +120,28 @@ def test_every_version_the_facts_offer_is_in_a_recipe(name):
 
 @pytest.mark.long
 @needs_lmod
-def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "shipped", "module"),
+    [
+        ("k80", "p100-v100-k80", "2.14.1-cuda11.8-sm35-sm37"),
+        ("p100", "p100-v100-k80", "2.20.0-cuda12.6-sm60"),
+        ("v100", "p100-v100-k80", "2.20.0-cuda12.6-sm70"),
+        ("a100", "a100-h100", "2.20.0-cuda12.6-sm80"),
+        ("h100", "a100-h100", "2.20.0-cuda12.6-sm90"),
+    ],
+)
+def test_every_gpu_stack_is_one_view_and_one_module(
+    spack_home, tmp_path, monkeypatch, name, shipped, module
+):
     """From the committed lock, with empty packages, to the published module under real Lmod."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the environment is for Python 3.11")
-    lock = spack_home / "environments" / "p100" / "spack.lock"
-    shutil.rmtree(spack_home / "environments" / "p100" / ".spack-env", ignore_errors=True)
+    lock = spack_home / "environments" / name / "spack.lock"
+    shutil.rmtree(spack_home / "environments" / name / ".spack-env", ignore_errors=True)
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
-    site = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
+    site = load_site(folder("templates") / "sites" / f"{shipped}.yaml")
     paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", lmod_init=LMOD)
-    request = StackRequest("gpu", "spack", ("p100",), {"tensorflow": "2.20"})
+    request = StackRequest("gpu", "spack", (name,), {})
     site = dataclasses.replace(site, paths=paths, stacks={"gpu": request}, private=True)
     plan = plan_build(site, "gpu")
     render_work(plan.work)
@@ -150,12 +162,13 @@ def test_the_whole_gpu_stack_is_one_view_and_one_module(spack_home, tmp_path, mo
     publish(site, release_id, passing, say=print)
     release = read_release(site, release_id)
     assert {entry["name"] for entry in release.lock} >= {"py-tensorflow", "cuda", "cudnn", "nccl"}
-    assert release.module == "tensorflow/2.20.0-cuda12.6-sm60"
+    assert release.module == f"tensorflow/{module}"
     components = bill(release)
     purls = {one["name"]: one["purl"] for one in components}
     assert len(purls) > 100
     assert purls["py-numpy"].startswith("pkg:pypi/numpy@")
-    assert purls["py-tensorflow"] == "pkg:github/tensorflow/tensorflow@v2.20.0"
+    version = module.partition("-")[0]
+    assert purls["py-tensorflow"] == f"pkg:github/tensorflow/tensorflow@v{version}"
     assert purls["openmpi"].startswith("pkg:generic/openmpi@5.0.10?checksum=sha256:")
     assert [purl for name, purl in purls.items() if ":pypi/" in purl and name[:3] != "py-"] == []
 
