@@ -19,8 +19,8 @@ from hpcdl.system.text import StatusLine, duration, paint
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
-    from hpcdl.stack.plans import Blocked, ReleasePlan
-    from hpcdl.stack.release import Release
+    from hpcdl.stack.plans import Blocked
+    from hpcdl.stack.release import Release, ReleasePlan
 
 
 def progress_teller() -> Callable[[str], None]:
@@ -124,12 +124,10 @@ def _would_build(
     plans: Sequence[ReleasePlan], args: argparse.Namespace, blocked: Sequence[Blocked] = ()
 ) -> ExitCode:
     """Show what would be built; exits as the build would if this machine lacks something."""
-    from hpcdl.stack.plans import plan_data
-
     lacks = [_lack(plan, only_look=True) for plan in plans]
     data, lines = [], list[str]()
     for plan, lack in zip(plans, lacks, strict=True):
-        data.append({**plan_data(plan), "blocked": lack.in_one_line() if lack else None})
+        data.append({**plan.as_data(), "blocked": lack.in_one_line() if lack else None})
         names = ", ".join(plan.expected().partitions)
         where = f" for {names}" if len(plans) + len(blocked) > 1 else ""
         steps = plan.steps() or [f"nothing: {plan.release_id} is already built"]

@@ -22,7 +22,7 @@ from hpcdl.stack.install import build_slot, new_tree, require_space
 from hpcdl.stack.linked import prefer_own_libraries
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Interpreter, Recipe, digest, interpreter, recipe_of
-from hpcdl.stack.release import SCHEMA, Release, is_built, read_release, releases_folder
+from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, read_release, releases_folder
 from hpcdl.stack.seal import record_release, sha256
 from hpcdl.stack.wheelhouse import Say, Wheelhouse
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -32,16 +32,13 @@ from hpcdl.system.text import utc_now
 
 
 @dataclass(frozen=True)
-class BuildPlan:
+class BuildPlan(ReleasePlan):
     """The plan of a build. `release_id` is None until wheels and compilers are known.
 
-    `partitions` are those that it serves, none meaning all; `mpi` is empty without Horovod;
-    `compilers` are None where the machine has none that fit, or none are needed.
+    `mpi` is empty without Horovod; `compilers` are None where the machine has none that fit, or
+    none are needed.
     """
 
-    site: Site
-    request: StackRequest
-    partitions: tuple[str, ...]
     recipe: Recipe
     python: Interpreter
     mpi: str
@@ -93,15 +90,8 @@ class BuildPlan:
         """The compilers of this machine for it; see `horovod.find_toolchain`."""
         return self.compilers or horovod.find_toolchain(self.site, self.request, self.recipe)
 
-    @property
-    def exists(self) -> bool:
-        """Return whether that release has been built already."""
-        return is_built(self.site, self.release_id)
-
-    def steps(self) -> list[str]:
-        """Return the remaining steps, in words; empty if the release exists."""
-        if self.exists:
-            return []
+    def remaining(self) -> list[str]:
+        """Return the steps of a release that does not exist yet."""
         recipe, steps = self.recipe, []
         if self.wheelhouse is None:
             steps = [
@@ -115,20 +105,17 @@ class BuildPlan:
             what = f"build Horovod {recipe.horovod.version} with {self.mpi}"
             what += f", NCCL {recipe.versions['nccl']}, for {gpus}" if gpus else ""
             steps.append(f"{what}, by {self.compilers}" if self.compilers else what)
-        place = releases_folder(self.site) / (self.release_id or "ID")
         what = "them, Horovod" if recipe.horovod else "them"
-        own = f"hpcdl {__version__} in {place}/stack (Python {self.python.version})"
+        own = f"hpcdl {__version__} in {self.root}/stack (Python {self.python.version})"
         return [*steps, f"install {what} and {own}"]
 
-    def require_ready(self, *, only_look: bool = False) -> None:
+    def require_tools(self, *, only_look: bool) -> None:
         """Look for compilers and space, before gigabytes are fetched for nothing.
 
         Raises:
             MissingPrerequisite: what this machine lacks, and how to get it.
             BadInput: the site names an nvcc that is not there.
         """
-        if self.exists:
-            return
         if self.needs_compilers:
             self.toolchain()
         recipe, house = self.recipe, self.wheelhouse

@@ -7,70 +7,14 @@ shows for each of its partitions: both are answers of one `Resolver`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
-from hpcdl.site import Site, StackRequest
+from hpcdl.site import Site
 from hpcdl.stack.build import plan_wheels
-from hpcdl.stack.release import Release
+from hpcdl.stack.release import ReleasePlan
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
-
-
-class ReleasePlan(Protocol):
-    """The plan of a build or an adoption; `release_id` is None until everything is locked."""
-
-    @property
-    def site(self) -> Site:
-        """The site it is for."""
-
-    @property
-    def request(self) -> StackRequest:
-        """The stack."""
-
-    @property
-    def partitions(self) -> tuple[str, ...]:
-        """Partitions that it serves, none meaning all."""
-
-    @property
-    def release_id(self) -> str | None:
-        """The id of the release, where it is known."""
-
-    @property
-    def exists(self) -> bool:
-        """Return whether that release is there already."""
-
-    def steps(self) -> list[str]:
-        """Return the remaining steps, in words; empty if the release exists."""
-
-    def require_ready(self, *, only_look: bool = False) -> None:
-        """Raise MissingPrerequisite or BadInput for what this machine lacks."""
-
-    def expected(self) -> Release:
-        """The release as it will be recorded, its id perhaps unknown."""
-
-    def details(self) -> Mapping[str, Any]:
-        """Return the JSON values that only this way of building has."""
-
-
-def plan_data(plan: ReleasePlan) -> dict[str, Any]:
-    """A plan for machines."""
-    expected = plan.expected()
-    return {
-        "schema": 1,
-        "stack": plan.request.name,
-        "backend": expected.backend,
-        "release": plan.release_id,
-        "exists": plan.exists,
-        "module": expected.module,
-        "versions": dict(expected.versions),
-        "proof": expected.proof,
-        "partitions": list(plan.partitions),
-        **plan.details(),
-        "steps": plan.steps(),
-    }
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:
-    from hpcdl.site import Site
+    from hpcdl.site import Site, StackRequest
 
 SCHEMA = 1
 MODULE = "tensorflow"
@@ -85,6 +85,75 @@ class Release:
     def python(self) -> Path:
         """The interpreter that has TensorFlow and Horovod."""
         return self.prefix / "bin" / "python"
+
+
+@dataclass(frozen=True)
+class ReleasePlan:
+    """The plan of a release: each way of making one has its own.
+
+    `partitions` are those that it serves, none meaning all.
+    """
+
+    site: Site
+    request: StackRequest
+    partitions: tuple[str, ...]
+
+    @property
+    def release_id(self) -> str | None:
+        """The id of the release; None until everything is locked."""
+        raise NotImplementedError
+
+    @property
+    def root(self) -> Path:
+        """Where the release will be."""
+        return releases_folder(self.site) / (self.release_id or "ID")
+
+    @property
+    def exists(self) -> bool:
+        """Return whether that release is there already."""
+        return is_built(self.site, self.release_id)
+
+    def steps(self) -> list[str]:
+        """Return the remaining steps, in words; empty if the release exists."""
+        return [] if self.exists else self.remaining()
+
+    def remaining(self) -> list[str]:
+        """Return the steps of a release that does not exist yet."""
+        raise NotImplementedError
+
+    def require_ready(self, *, only_look: bool = False) -> None:
+        """Raise MissingPrerequisite or BadInput for what this machine lacks to make it."""
+        if not self.exists:
+            self.require_tools(only_look=only_look)
+
+    def require_tools(self, *, only_look: bool) -> None:
+        """Raise the same for a release that does not exist yet."""
+        raise NotImplementedError
+
+    def expected(self) -> Release:
+        """The release as it will be recorded, its id perhaps unknown."""
+        raise NotImplementedError
+
+    def details(self) -> Mapping[str, Any]:
+        """Return the JSON values that only this way of building has."""
+        raise NotImplementedError
+
+    def as_data(self) -> dict[str, Any]:
+        """For machines."""
+        expected = self.expected()
+        return {
+            "schema": 1,
+            "stack": self.request.name,
+            "backend": expected.backend,
+            "release": self.release_id,
+            "exists": self.exists,
+            "module": expected.module,
+            "versions": dict(expected.versions),
+            "proof": expected.proof,
+            "partitions": list(self.partitions),
+            **self.details(),
+            "steps": self.steps(),
+        }
 
 
 class BrokenRelease(HpcdlError):

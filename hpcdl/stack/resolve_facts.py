@@ -236,29 +236,26 @@ def _code(name: str) -> tuple[str, tuple[int, ...], str]:
 
 def _rules(file: Mapping[str, Any]) -> Iterator[Rule]:
     """The rules of a file, and what the machine code in TensorFlow's wheels serves."""
+
+    def rule(row: Mapping[str, Any], when: Mapping[str, str], need: Condition, why: str) -> Rule:
+        found = conditions(when)
+        weight = 10 if need.variable == "gpu" else sum(_WEIGHTS.get(c.variable, 0) for c in found)
+        return Rule(found, need, why, _source(row, file), row["proof"], weight=weight)
+
     for row in file["rules"]:
-        when = conditions(row["when"])
-        weight = sum(_WEIGHTS.get(condition.variable, 0) for condition in when)
-        for need in conditions(row["needs"]):
-            yield Rule(when, need, row["why"], _source(row, file), row["proof"], weight=weight)
+        yield from (rule(row, row["when"], need, row["why"]) for need in conditions(row["needs"]))
     for row in file.get("fails", ()):
         runs = set(computes()) - set(row["gpus"])
-        need = Condition("gpu", Range(",".join(sorted(runs, key=sort_key))))
-        yield Rule(
-            conditions(row["when"]), need, row["why"], _source(row, file), row["proof"], weight=10
-        )
+        yield rule(row, row["when"], _gpus(sorted(runs, key=sort_key)), row["why"])
     for row in file.get("wheels", ()):
         served = [compute for compute in computes() if serves(row["code"], compute)]
-        when = conditions({"tensorflow": row["tensorflow"], "backend": "wheels"})
-        need, why = Condition("gpu", Range(",".join(served))), ", ".join(row["code"])
-        yield Rule(
-            when,
-            need,
-            f"machine code in its wheels: {why}",
-            _source(row, file),
-            row["proof"],
-            weight=10,
-        )
+        when = {"tensorflow": row["tensorflow"], "backend": "wheels"}
+        why = f"machine code in its wheels: {', '.join(row['code'])}"
+        yield rule(row, when, _gpus(served), why)
+
+
+def _gpus(computes: Iterable[str]) -> Condition:
+    return Condition("gpu", Range(",".join(computes)))
 
 
 def _offers(component: Component) -> Iterator[Rule]:

@@ -100,37 +100,24 @@ def _of_other(rule: Rule, names: Mapping[str, str]) -> Rule:
 
 def _site_rules(setting: Setting) -> Iterator[Rule]:
     """Yield rules of the machine (driver, compilers, Slurm's PMIx) and of the site's pins."""
+    others = "of other nodes that the same build serves"
     rows = [
         ("driver", setting.driver, "the partition's driver"),
         ("gcc", ",".join(setting.compilers), "the compilers the site offers"),
         ("pmix", setting.pmix, "the PMIx that Slurm was built with"),
         ("python", ",".join(setting.pythons), "the Pythons of this machine"),
-        *(
-            (_other_driver(compute, driver), driver, "of other nodes that the same build serves")
-            for compute, driver in setting.also
-        ),
+        *((_other_driver(compute, driver), driver, others) for compute, driver in setting.also),
     ]
     for name, text, why in rows:
         if text:
-            yield Rule(
-                (),
-                Condition(name, Range(text)),
-                why,
-                "site.yaml",
-                "published",
-                "site",
-                _SITE_WEIGHT[name.partition("@")[0]],
-            )
+            yield _of_site(name, text, why, "site", _SITE_WEIGHT[name.partition("@")[0]])
     for name, text in setting.pins:
-        yield Rule(
-            (),
-            Condition(name, Range(text)),
-            f"pinned by stack '{setting.stack}'",
-            "site.yaml",
-            "published",
-            "pin",
-            2,
-        )
+        yield _of_site(name, text, f"pinned by stack '{setting.stack}'", "pin", 2)
+
+
+def _of_site(name: str, text: str, why: str, origin: str, weight: int) -> Rule:
+    need = Condition(name, Range(text))
+    return Rule((), need, why, "site.yaml", "published", origin, weight)
 
 
 def fix(name: str, version: str, origin: str, weight: int) -> Rule:

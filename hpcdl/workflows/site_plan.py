@@ -17,9 +17,16 @@ from hpcdl.regress.references import load_references
 from hpcdl.site import Site
 from hpcdl.stack.dispatch import Event, read_history
 from hpcdl.stack.modules import render_modules
-from hpcdl.stack.plans import ReleasePlan, plan_stack
+from hpcdl.stack.plans import plan_stack
 from hpcdl.stack.publish import PublishedState, shown_after
-from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_for
+from hpcdl.stack.release import (
+    BrokenRelease,
+    Release,
+    ReleasePlan,
+    current_id,
+    read_release,
+    release_for,
+)
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.run import CommandFailed

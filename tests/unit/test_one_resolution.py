@@ -12,7 +12,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.site import Gpu, StackRequest
 from hpcdl.stack.dispatch import choose
 from hpcdl.stack.modules import render_modules
-from hpcdl.stack.plans import plan_data, plan_stack
+from hpcdl.stack.plans import plan_stack
 from hpcdl.stack.release import BACKENDS
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.workflows.modules import modules_by_partition
@@ -64,7 +64,7 @@ def test_the_plan_its_data_and_the_module_have_the_versions_of_resolve(name, par
     assert found.fits == (not blocked), (found.problems, blocked)
     assert len(plans) == found.fits
     for plan in plans:
-        expected, data = plan.expected(), plan_data(plan)
+        expected, data = plan.expected(), plan.as_data()
         assert same(expected.versions, found.versions), (expected.versions, found.versions)
         assert (data["backend"], data["versions"]) == (backend, dict(expected.versions))
         assert data["proof"] == found.proof

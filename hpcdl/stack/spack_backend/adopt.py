@@ -19,7 +19,7 @@ from hpcdl.stack import wheelhouse
 from hpcdl.stack.install import build_slot, new_tree
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import running_interpreter
-from hpcdl.stack.release import Release, is_built, read_release, releases_folder
+from hpcdl.stack.release import Release, ReleasePlan, read_release
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import gpus_of, serves
 from hpcdl.stack.seal import record_release, shortened
@@ -34,15 +34,12 @@ from hpcdl.system.text import utc_now
 
 
 @dataclass(frozen=True)
-class Adoption:
+class Adoption(ReleasePlan):
     """The plan of an adoption; `own` is the digest of hpcdl's files.
 
     `left_out` are partitions of the stack that it has no code for.
     """
 
-    site: Site
-    request: StackRequest
-    partitions: tuple[str, ...]
     lock: Lock
     own: str
     left_out: tuple[str, ...] = ()
@@ -52,20 +49,8 @@ class Adoption:
         """As that of any other release."""
         return self.lock.release_id(self.request.name, self.partitions, self.own)
 
-    @property
-    def root(self) -> Path:
-        """The release's directory."""
-        return releases_folder(self.site) / self.release_id
-
-    @property
-    def exists(self) -> bool:
-        """Return whether that release is there already."""
-        return is_built(self.site, self.release_id)
-
-    def steps(self) -> list[str]:
-        """Return the remaining steps, in words; empty if the release exists."""
-        if self.exists:
-            return []
+    def remaining(self) -> list[str]:
+        """Return the steps of a release that does not exist yet."""
         return [
             *([self.narrowed()] if self.left_out else []),
             f"look whether all of {self.lock.environment} is installed",
@@ -79,16 +64,15 @@ class Adoption:
         left_out = ", ".join(_titled(self.site.partition(name)) for name in self.left_out)
         return f"serve {served}, not {left_out}: its code is for {_code(self.lock)}"
 
-    def require_ready(self, *, only_look: bool = False) -> None:
+    def require_tools(self, *, only_look: bool) -> None:
         """Look for Spack; whether the environment is installed, Spack itself will say.
 
         Raises:
             MissingPrerequisite: it is not here.
             BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
         """
-        if not self.exists:
-            tool.find_spack()
-            tool.packages_named()
+        tool.find_spack()
+        tool.packages_named()
 
     def details(self) -> dict[str, Any]:
         """Return the JSON values that only an adoption has."""

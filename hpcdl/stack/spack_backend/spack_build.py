@@ -18,7 +18,7 @@ from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.install import require_space
 from hpcdl.stack.recipe import digest
-from hpcdl.stack.release import Release, is_built, read_release, releases_folder
+from hpcdl.stack.release import Release, ReleasePlan, read_release, releases_folder
 from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend import tool
@@ -35,12 +35,9 @@ _STAMP = ".solved"
 
 
 @dataclass(frozen=True)
-class SpackPlan:
+class SpackPlan(ReleasePlan):
     """The plan of a build with Spack; `release_id` is None until the environment is solved."""
 
-    site: Site
-    request: StackRequest
-    partitions: tuple[str, ...]
     environment: SpackEnvironment
     work: SpackWork
     own: str
@@ -68,16 +65,8 @@ class SpackPlan:
         """That of the environment's lock."""
         return self.adoption().release_id if self.lock else None
 
-    @property
-    def exists(self) -> bool:
-        """Return whether that release has been built already."""
-        return is_built(self.site, self.release_id)
-
-    def steps(self) -> list[str]:
-        """Return the remaining steps, in words; empty if the release exists."""
-        if self.exists:
-            return []
-        place = releases_folder(self.site) / (self.release_id or "ID")
+    def remaining(self) -> list[str]:
+        """Return the steps of a release that does not exist yet."""
         lock = self.lock
         count = f"{len(tool.read_lock(lock.parent).specs)} " if lock else ""
         return [
@@ -86,18 +75,16 @@ class SpackPlan:
             *([] if lock else [f"solve {self.environment.name} with Spack"]),
             f"install what is missing of its {count}packages in {store(self.site)}",
             f"put them into the build cache {shared(self.site) / 'buildcache'}",
-            f"link them and hpcdl {__version__} together in {place}/stack",
+            f"link them and hpcdl {__version__} together in {self.root}/stack",
         ]
 
-    def require_ready(self, *, only_look: bool = False) -> None:
+    def require_tools(self, *, only_look: bool) -> None:
         """Look for Spack, for what it starts, and for space where the size is known.
 
         Raises:
             MissingPrerequisite: one of them is missing.
             BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
         """
-        if self.exists:
-            return
         tool.find_spack()
         tool.packages_named()
         table = facts.load("spack")
