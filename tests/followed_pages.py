@@ -132,7 +132,6 @@ SCENES = {
     "docs/studies.md": Scene(
         (UP,),
         left={
-            ".venv/bin/pip": "makes this environment",
             "export PATH": "this environment",
             "hpcdl study run hkbu-frameworks": "tests/integration/test_study.py",
             "release=": "needs a mirror of Debian",

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tools.lint_rules import as_markdown as lint_rules
 from tools.reference import commands, exit_codes, job_file, results, site_file
-from tools.studies import studies
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -22,7 +21,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "exit-codes.md": exit_codes,
     "commands.md": commands,
     "lint.md": lint_rules,
-    "studies.md": studies,
 }
 """What makes the text of each page of docs/."""
 

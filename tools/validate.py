@@ -338,11 +338,7 @@ def shipped_rows() -> tuple[str, str]:
 
 def _named_rows() -> set[str]:
     sets = facts.load("references")["sets"].values()
-    named = {name for groups in sets for group in groups for name in group["records"]}
-    for path in (facts.path("x").parent / "studies").glob("*.yaml"):
-        study = yaml.safe_load(path.read_text())
-        named |= {row for group in study.get("published", ()) for row in group.get("rows", ())}
-    return named
+    return {name for groups in sets for group in groups for name in group["records"]}
 
 
 def fitted() -> dict[str, Any]:

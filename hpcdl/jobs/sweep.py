@@ -80,7 +80,7 @@ def plan(
     limit: int = MAX_POINTS,
 ) -> tuple[SweepPoint, ...]:
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
-    _check_matrix(matrix, exclude, limit)
+    check_matrix(matrix, exclude, limit)
     changes = {key: {text: _change(key, text) for text in matrix[key]} for key in matrix}
     shapes: dict[Shape, str] = {}
     points = []
@@ -166,9 +166,10 @@ def point_folder(folder: Path, point: SweepPoint) -> Path:
     return folder / "points" / point.id
 
 
-def _check_matrix(
-    matrix: Mapping[str, Sequence[str]], exclude: Sequence[Values], limit: int
+def check_matrix(
+    matrix: Mapping[str, Sequence[str]], exclude: Sequence[Values], limit: int = MAX_POINTS
 ) -> None:
+    """Raise BadInput for a matrix that makes no sweep."""
     if not matrix:
         raise BadInput("the sweep has no matrix", hint="give --over gpus=1,2,4")
     count = 1

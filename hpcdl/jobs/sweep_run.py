@@ -241,7 +241,9 @@ def preview(
     arrays = []
     for number, (group, share) in enumerate(dealt, start=len(list(folder.glob("array-*.sh")))):
         file = folder / f"array-{number:03d}.args"
-        script, text = sweep.render(site, group, modules[group.spec.partition], file, share)
+        # A container brings its own software.
+        module = Module(()) if group.spec.container else modules[group.spec.partition]
+        script, text = sweep.render(site, group, module, file, share)
         arrays.append((group, script, file, text))
     return arrays
 

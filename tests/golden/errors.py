@@ -23,7 +23,6 @@ from unittest import mock
 
 import pytest
 
-from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.system.resources import folder
 
@@ -31,7 +30,7 @@ TRACEBACK = "Traceback (most recent call last)"
 KEPT = Path(__file__).parent / "errors.txt"
 _SITE = (folder("templates") / "sites" / "embedded.yaml").read_text()
 _JOB = "schema: 1\npartition: p100\n"
-_STUDY = (Path(facts.__file__).parent / "studies" / "sjtu-inception.yaml").read_text()
+_STUDY = (folder("examples") / "studies" / "sjtu_inception.py").read_text()
 _REFERENCE = """\
 - {check: c, case: x, partition: p100, metric: m, value: 1, unit: it/s, lower: -0.1,
    source: run, proof: run, date: "2026-01-01"}
@@ -96,10 +95,11 @@ FILES = {
     "job-type.yaml": _JOB + "gpus: four\n",
     "job-program.yaml": _JOB + "program: python train.py\n",
     "job.json": json.dumps({"schema": 1, "gpus": "4"}),
-    "study-rule.yaml": _STUDY.replace("rule: agree", "rule: agrees"),
-    "study-needs.yaml": _STUDY.replace("at_most: 0.12", "at_least: 0.12"),
-    "study-row.yaml": _STUDY.replace("dell-p100-incv3-4", "dell-p100-incv3-5"),
-    "study-later.yaml": _STUDY.replace("schema: 1", "schema: 2", 1),
+    "study-word.py": _STUDY.replace("minutes=60", "minuets=60"),
+    "study-text.py": _STUDY.replace("efficiency(4) >= 0.95", "efficiency(4 >= 0.95"),
+    "study-where.py": _STUDY.replace("gpus=(1, 2)", "gpus=(1, 3)"),
+    "study-jobs.py": _STUDY.replace("gpus=1,2,4", "gpus=one"),
+    "study-none.py": "x = 1\n",
     "broken/prefix/references/embedded.yaml": _REFERENCES,
     "script.sh": "#!/bin/bash\n#SBATCH --gpus=x\nsrun hostname\n",
     "result/later.json": json.dumps({**_RESULT, "schema": 3}),

@@ -90,7 +90,7 @@ PATHS = [
     (["job", "render", "--site", "embedded", "--file", "job"], {}),
     (["job", "submit", "--site", "embedded", "--file", "./job.yaml"], {}),
     (["study", "show", "./site.yaml"], {}),
-    (["study", "run", "site.yaml", "--site", "embedded", "--dry-run"], {}),
+    (["study", "run", "own/check.py", "--site", "embedded", "--dry-run"], {}),
 ]
 
 

@@ -37,8 +37,8 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
 from hpcdl.system.trust import require_private
-from hpcdl.workflows.study.run import compile_library
-from hpcdl.workflows.study.study_plan import library
+from hpcdl.workflows.study.cells import library
+from hpcdl.workflows.study.running import compile_library
 from tests.make import takes_every_job
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger

@@ -1,7 +1,6 @@
-"""The studies: published questions asked again, as data.
+"""The studies: published questions asked again, each a Python file (examples/studies).
 
-A study is one YAML file (facts/studies; study_format.yaml) that load.py makes values of model.py.
-study_plan.py makes its matrix into the points of sweeps, run.py queues them and waits, collect.py
-reads their results, forecast.py predicts what is too large, judge.py answers, the other modules
-show it. Jobs come from the generator, numbers from the training program and the model.
+declared.py is what a file declares, load.py runs it; cells.py makes its matrices into the points of
+sweeps, running.py queues them and waits; measurements.py reads their results, forecast.py predicts
+what is too large, findings.py answers, charts.py and report.py show it.
 """

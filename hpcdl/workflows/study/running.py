@@ -1,23 +1,25 @@
 """Runs a study: makes its data, queues what is missing, waits. The one place here that acts.
 
 Data sets are made by jobs of the generator, cells are sweeps: whatever is done stays done, so
-that an interrupted study resumes where it stopped. Where a scale asks for one job at a
-time, each array waits for the one before it.
+that an interrupted study resumes where it stopped. On a single node each array waits for the one
+before it.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.jobs import sweep_run
 from hpcdl.jobs.intent import embedded_cluster
+from hpcdl.jobs.limits import limits_of
+from hpcdl.jobs.lint import lint
 from hpcdl.jobs.script import JobScript
-from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import submit
 from hpcdl.jobs.sweep_run import ACTIVE, MISSING, QUEUED, Modules, RunStatus
 from hpcdl.jobs.watch import follow
@@ -29,11 +31,19 @@ from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandFailed, run
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.text import count_of
-from hpcdl.workflows.study.collect import note_machine
-from hpcdl.workflows.study.model import DataSet, Run
-from hpcdl.workflows.study.study_plan import Plan, Round, data_folder, library
+from hpcdl.workflows.study.cells import Plan, data_folder, library
+from hpcdl.workflows.study.findings import Results
+from hpcdl.workflows.study.forecast import predict
+from hpcdl.workflows.study.load import line_of
+from hpcdl.workflows.study.measurements import (
+    CellMeasured,
+    MissingResult,
+    look,
+    merged,
+    note_machine,
+    noted_machine,
+)
 
-Say = Callable[[str], None]
 _POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 60.0
 _AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "*")
@@ -42,9 +52,9 @@ _AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "*")
 def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
     """The status of every cell, by its result and, if Slurm is to be asked, by its job."""
     return tuple(
-        one
-        for part in plan.rounds
-        for one in sweep_run.run_statuses(part.folder, part.points, ask=ask)
+        status
+        for folder, points in plan.rounds.items()
+        for status in sweep_run.run_statuses(folder, points, ask=ask)
     )
 
 
@@ -63,6 +73,19 @@ def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
     )
 
 
+def collect(plan: Plan, statuses: Sequence[RunStatus]) -> Results:
+    """Read every cell's result, predict, and judge the rules."""
+    by_point = {status.point.id: status for status in statuses}
+    found = [look(plan, cell, by_point[cell.point.id]) for cell in plan.cells]
+    missing = tuple(one for one in found if isinstance(one, MissingResult))
+    measured = merged([one for one in found if isinstance(one, CellMeasured)])
+    machine = noted_machine(plan)
+    results = predict(Results(plan, plan.cells, measured, missing, measured, *machine))
+    with line_of(plan.study.path):
+        plan.scale.judge(results)
+    return results
+
+
 def nodes_down(plan: Plan) -> tuple[str, ...]:
     """The partitions of a study none of whose nodes can run jobs, each with Slurm's reason."""
     names = dict.fromkeys(cell.point.spec.partition for cell in plan.possible)
@@ -79,32 +102,25 @@ def nodes_down(plan: Plan) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def start(plan: Plan, modules: Modules, say: Say) -> None:
-    """Make the data that are missing and queue every cell that has no result and no job."""
+def start(plan: Plan, modules: Modules) -> Iterator[str]:
+    """Make the data that are missing and queue every cell that has no result and no job.
+
+    Yields what it is about to do, where that takes long.
+    """
     with locked(plan.folder / ".lock"):
         note_machine(plan)
         names = {cell.data for cell in plan.possible}
-        for data in (data for name, data in plan.scale.data.items() if name in names):
-            make_data(plan, data, modules, say)
-        if any(run.reads for run in plan.scale.runs):
+        for name in (name for name in plan.scale.data if name in names):
+            yield from make_data(plan, name, modules)
+        if any(jobs.reads for jobs in plan.scale.jobs):
             compile_library(plan.site)
+        running = 1 if plan.scale.single_node else None
         before: tuple[int, ...] = ()
-        for part in plan.rounds:
-            statuses = sweep_run.submit(
-                plan.site,
-                part.folder,
-                part.points,
-                _modules_of(part, modules),
-                1 if plan.scale.in_turn else None,
-                after=before if plan.scale.in_turn else (),
-            )
-            before += tuple(
-                {status.job_id for status in statuses if status.job_id and status.state in ACTIVE}
-            )
-
-
-def _modules_of(part: Round, modules: Modules) -> Modules:
-    return dict.fromkeys(modules, Module(())) if part.in_image else modules
+        for folder, points in plan.rounds.items():
+            after = before if running else ()
+            statuses = sweep_run.submit(plan.site, folder, points, modules, running, after=after)
+            active = {status.job_id for status in statuses if status.state in ACTIVE}
+            before += tuple(job for job in active if job)
 
 
 def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
@@ -124,31 +140,30 @@ def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
                     hint="results are kept: once Slurm answers, the same command resumes",
                 ) from lack
             patience -= _POLL_SECONDS
-            time.sleep(_POLL_SECONDS)
-            continue
-        patience = _PATIENCE_SECONDS
-        yield statuses
-        if not any(status.state in ACTIVE for status in statuses):
-            return
+        else:
+            patience = _PATIENCE_SECONDS
+            yield statuses
+            if not any(status.state in ACTIVE for status in statuses):
+                return
         time.sleep(_POLL_SECONDS)
 
 
-def summary(found: Sequence[RunStatus]) -> str:
+def summary(statuses: Sequence[RunStatus]) -> str:
     """`6 cells: 4 done, 2 queued`."""
-    counts = Counter(one.state for one in found)
-    return f"{len(found)} cells: " + ", ".join(f"{n} {state}" for state, n in counts.items())
+    counts = Counter(status.state for status in statuses)
+    return f"{len(statuses)} cells: " + ", ".join(f"{n} {state}" for state, n in counts.items())
 
 
-def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
+def make_data(plan: Plan, name: str, modules: Modules) -> Iterator[str]:
     """Make a data set by a job, unless it is there; one that is given and not there is refused."""
-    folder = data_folder(plan.site, data)
+    data, folder = plan.scale.data[name], Path(data_folder(plan.site, plan.scale, name))
     if (folder / "dataset.json").is_file():
         return
     if data.kind == "given":
         hint = "put it there as TFRecords; `hpcdl data inspect --index DIR` makes it known"
-        raise BadInput(f"there is no data set {folder} ('{data.name}' of the study)", hint=hint)
-    say(f"making the data set {data.name}")
-    options = [one for key, value in data.options.items() for one in (f"--{key}", value)]
+        raise BadInput(f"there is no data set {folder} ('{name}' of the study)", hint=hint)
+    yield f"making the data set {name}"
+    options = [word for key, value in data.options.items() for word in (f"--{key}", value)]
     partition = plan.possible[0].point.spec.partition
     spec = JobSpec(
         partition=partition,
@@ -161,7 +176,7 @@ def make_data(plan: Plan, data: DataSet, modules: Modules, say: Say) -> None:
     ended = list(follow(submission))[-1]
     if not ended.ok:
         raise PartlyDone(
-            f"the data set '{data.name}' could not be made: {ended.description}",
+            f"the data set '{name}' could not be made: {ended.description}",
             details=last_text(submission.log).splitlines()[-8:],
             hint=f"its log is {submission.log}; run the study again to resume",
         )
@@ -188,53 +203,35 @@ def compile_library(site: Site) -> None:
 
 
 @dataclass(frozen=True)
-class Checked:
+class CheckedScript:
     """A script that was rendered and not queued: what lint and bash say of it."""
 
-    run: Run
+    run: str
     partition: str
     tasks: int
     script: JobScript
     errors: tuple[str, ...]
-    warnings: tuple[str, ...]
 
 
-def check_scripts(plan: Plan, modules: Modules) -> tuple[Checked, ...]:
+def check_scripts(plan: Plan, modules: Modules) -> Iterator[CheckedScript]:
     """Render every script of a study, and check each by lint and by `bash -n`. Writes nothing."""
-    from hpcdl.jobs.limits import limits_of
-    from hpcdl.jobs.lint import lint
-
-    checked, at_once = [], 1 if plan.scale.in_turn else None
-    for part in plan.rounds:
-        anew = [RunStatus(point, MISSING) for point in part.points if not point.problem]
-        loaded = _modules_of(part, modules)
-        for group, script, *_ in sweep_run.preview(plan.site, part.folder, anew, loaded, at_once):
+    for folder, points in plan.rounds.items():
+        anew = [RunStatus(point, MISSING) for point in points if not point.problem]
+        running = 1 if plan.scale.single_node else None
+        for group, script, *_ in sweep_run.preview(plan.site, folder, anew, modules, running):
             partition = plan.site.partition(group.spec.partition)
             findings = lint(
                 script.text,
-                name=f"{part.run.name}.sh",
+                name=f"{folder.name}.sh",
                 version=plan.site.slurm.version,
                 partition=limits_of(partition),
             )
-            errors, warnings = (
-                [
-                    f"line {finding.line}: {finding.message}"
-                    for finding in findings
-                    if finding.severity == severity
-                ]
-                for severity in ("error", "warning")
-            )
+            errors = [
+                f"line {one.line}: {one.message}" for one in findings if one.severity == "error"
+            ]
             parsed = run(["bash", "-n"], stdin=script.text, check=False, timeout=30)
             if not parsed.ok:
                 errors += [f"bash -n: {line}" for line in parsed.stderr.splitlines()]
-            checked.append(
-                Checked(
-                    part.run,
-                    group.spec.partition,
-                    len(group.points),
-                    script,
-                    tuple(errors),
-                    tuple(warnings),
-                )
+            yield CheckedScript(
+                folder.name, group.spec.partition, len(group.points), script, tuple(errors)
             )
-    return tuple(checked)

@@ -1,0 +1,1 @@
+"""The studies that hpcdl ships: published experiments as Python; `hpcdl study list`."""

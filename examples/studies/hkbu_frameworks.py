@@ -1,0 +1,126 @@
+"""The same networks on the same batches in several frameworks, and where their time goes."""
+
+from collections.abc import Iterator
+
+from hpcdl.api import study
+
+VIT = "hpcdl.train.transformers:vit_s16"
+THREE = "alexnet,googlenet,resnet50"
+PROGRAMS = {
+    "horovod": study.Program("horovod"),
+    "tf.distribute": study.Program(
+        "multiworker", ["python", study.example("strategies/multiworker.py")]
+    ),
+    "torch": study.Program("torch", [study.PYTHON, study.example("frameworks/torch_networks.py")]),
+    "jax": study.Program("jax", [study.PYTHON, study.example("frameworks/jax_networks.py")]),
+}
+UNTUNED = {
+    "TF_CUDNN_USE_AUTOTUNE": "0",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "XLA_FLAGS": "--xla_gpu_autotune_level=0",
+    "HPCDL_AUTOTUNE": "0",
+}
+PICTURES = "--dataset=hpcdl.examples.frameworks.pictures"
+
+
+def jobs(
+    options: str, batches: str, gpus: str, across: str, own: str, layouts: str, excluded: list[str]
+) -> list[study.Jobs]:
+    """Return a scale's jobs: all frameworks side by side, and what some of them can vary."""
+    batch = "8" if "small" in options else "64"
+    one, some = f"{options} --batch-per-rank={batch}", "framework=horovod,torch,jax"
+    every = "framework=horovod,tf.distribute,torch,jax"
+    return [
+        study.Jobs("speed", f"{every} model={THREE},{VIT} {gpus}", one, excluded),
+        study.Jobs("across", f"{every} {across}", one),
+        study.Jobs("batch", f"{some} batch-per-rank={batches} {own}", options),
+        study.Jobs("layout", f"framework={layouts} layout=nchw,nhwc {own}", one),
+        study.Jobs("autotune", f"{some} environment=tuned,untuned {own}", one),
+        study.Jobs("xla", f"framework=horovod {own}", f"{one} --xla"),
+    ]
+
+
+def judge(results: study.Results) -> None:
+    small = results.plan.scale.single_node
+    results.judge_runs("as many ranks as GPUs" if small else "one process per GPU")
+    with results.rule("equal", "a network has as many weights in every framework"):
+        assert results.equal("parameters", over="framework")
+
+
+def report(results: study.Results) -> Iterator[study.Part]:
+    speed = results.where(run="speed")
+    alexnet, one = speed.where(model="alexnet"), speed.where(gpus=1)
+    yield study.rate(alexnet, "AlexNet: throughput")
+    yield study.speedup(alexnet, "AlexNet: speed-up")
+    yield study.shares(one, "A step on one GPU")
+    yield study.table(speed, "Images per second of all", "framework")
+    for part in ("compute", "input", "update"):
+        name = "Computing" if part == "compute" else part.capitalize()
+        yield study.table(one, f"{name} on one GPU (ms)", "framework", part)
+    for where, chosen in (
+        ("in a node", speed.where(gpus=2)),
+        ("between nodes", results.where(run="across")),
+    ):
+        title = f"Communication not hidden {where} (ms)"
+        yield study.table(chosen, title, "framework", "communication")
+    for title, run, columns in (
+        ("batch", "batch", "framework"),
+        ("data layout", "layout", "framework"),
+        ("autotuning", "autotune", "environment"),
+    ):
+        yield study.table(results.where(run=run), f"Images per second by {title}", columns)
+
+
+STUDY = study.Study(
+    title="One training in four frameworks",
+    question="How fast do TensorFlow (Horovod and tf.distribute), PyTorch "
+    "(DistributedDataParallel) and JAX train the same networks on the same batches, and which "
+    "parts of a step make the difference, on one GPU, within a node and between nodes?",
+    origin="Shi and Chu, Performance modeling and evaluation of distributed deep learning "
+    "frameworks on GPUs (arXiv 1711.05979): Caffe-MPI, CNTK, MXNet and TensorFlow on 4 nodes of 4 "
+    "P40, 56 Gb/s InfiniBand.",
+    found="The frameworks differ in how they read data, in cuDNN's autotuning and data layout, and "
+    "in whether the exchange of gradients hides behind back-propagation; none scales well over 4 "
+    "nodes.",
+    series=["framework", "model"],
+    frameworks=PROGRAMS,
+    environments={"tuned": study.Surroundings(), "untuned": study.Surroundings(UNTUNED)},
+    report=report,
+    small=study.Scale(
+        shows="The programs of all frameworks run in one harness, on the same batches and with as "
+        "many weights; the parts of a step are those of CPU ranks that share the cores of one "
+        "machine, where each framework computes with a library of its own. Nothing is shown about "
+        "GPUs, and ranks together are no faster than the cores. GoogLeNet runs on one rank only, "
+        "for XLA needs a minute to compile it.",
+        takes="9 min on 2 cores of an AMD EPYC, 2026-11-24",
+        single_node=True,
+        minutes=15,
+        cpus_per_rank=1,
+        judge=judge,
+        jobs=jobs(
+            f"{PICTURES}:small --steps=10 --warmup-steps=3 --checkpoint-every=0",
+            batches="4,16",
+            gpus="gpus=1,2",
+            across="model=alexnet nodes=2 gpus=2,4",
+            own="model=alexnet gpus=1",
+            layouts="torch",
+            excluded=["model=googlenet gpus=2", "model=resnet50 gpus=2"],
+        ),
+    ),
+    full=study.Scale(
+        shows="The original's networks and a transformer on 1 to 16 GPUs of one partition, 4 to a "
+        "node, in today's frameworks. tf.distribute is left out where the site does not say that "
+        "it trusts its network.",
+        minutes=45,
+        judge=judge,
+        jobs=jobs(
+            f"{PICTURES}:large --steps=200 --warmup-steps=50 --checkpoint-every=0",
+            batches="16,64,256",
+            gpus="gpus=1,2,4 partition=p100",
+            across=f"model={THREE},{VIT} gpus=8,16 partition=p100",
+            own=f"model={THREE} gpus=1 partition=p100",
+            layouts="horovod,torch",
+            excluded=[],
+        ),
+    ),
+)

@@ -1,0 +1,515 @@
+"""The results of a study, as its rules ask for them: yes, no, or not decided, with the numbers.
+
+    with results.rule("agree", "the partitions are within 12 % of each other"):
+        assert results.gap("partition", gpus=(1, 2)) <= 0.12
+
+A measured number compares like one; the comparison is noted as the rule's evidence. It raises
+`Undecided` where cells are missing that it would look at, or where the measurements' own spread
+does not decide it. What is measured and breaks a rule is a no, whatever is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from statistics import fmean, linear_regression, median
+
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
+from hpcdl.workflows.study.cells import Cell, Plan
+from hpcdl.workflows.study.declared import SYNTHETIC, Values
+from hpcdl.workflows.study.measurements import (
+    CellMeasured,
+    MissingResult,
+    Predicted,
+    alone,
+    but,
+)
+
+ANSWERS = {True: "yes", False: "no", None: "not decided"}
+_PENDING = frozenset({"queued", "running", "missing"})
+_SHOWN = 4
+_LACKING = "undecided, for nothing is known of "
+_GIGA = 1e9
+_EVEN = 0.15
+"""By how much the two fastest of equal jobs differ at most on a machine that does nothing else."""
+
+
+class Undecided(Exception):
+    """What was measured does not decide a rule."""
+
+
+@dataclass(frozen=True)
+class RuleVerdict:
+    """The verdict on a rule: `ok` is None if it is not decided; `evidence` is the numbers."""
+
+    rule: str
+    says: str
+    ok: bool | None
+    evidence: str
+
+
+@dataclass
+class Protocol:
+    """The verdicts so far, and the evidence of the rule that is being judged."""
+
+    verdicts: list[RuleVerdict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    timed: bool = False
+
+
+@dataclass(frozen=True)
+class Amount:
+    """A measured number, of one cell or more: it compares as all of them do.
+
+    `sure` are the values without what the spread of measurements may have made of them; of
+    `lacking` cells nothing is known.
+    """
+
+    protocol: Protocol
+    text: str
+    values: Sequence[float]
+    lacking: str = ""
+    sure: Sequence[float] = ()
+    form: str = ".0%"
+
+    def __le__(self, bound: float) -> bool:
+        return self._compare("at most", bound, lambda value: value <= bound)
+
+    def __ge__(self, bound: float) -> bool:
+        return self._compare("at least", bound, lambda value: value >= bound)
+
+    def _compare(self, words: str, bound: float, fits: Callable[[float], bool]) -> bool:
+        if not self.values:
+            raise Undecided(self.text)
+        self.protocol.notes.append(f"{self.text}; {words} {bound:{self.form}}")
+        self.protocol.timed = True
+        if not all(map(fits, self.sure or self.values)):
+            return False
+        if not all(map(fits, self.values)):
+            raise Undecided("the spread of steps and rounds, or a busy machine, does not decide it")
+        if self.lacking:
+            raise Undecided(self.lacking)
+        return True
+
+
+@dataclass(frozen=True)
+class EpochLine:
+    """Seconds of an epoch over the bytes of its data, and the largest epoch that made it."""
+
+    slope: float
+    start: float
+    last_size: float
+    last_seconds: float
+
+    def at(self, size: float) -> float:
+        """Seconds of an epoch on so many bytes."""
+        return self.start + self.slope * size
+
+    def predicted(self, size: float) -> float:
+        """Seconds of a larger epoch: by the line, or in proportion where that is more."""
+        # A line through two short epochs is easily too flat.
+        return max(self.at(size), self.last_seconds * size / self.last_size)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a study, or of some of its cells; `every` measurement is of the whole study.
+
+    `cores` and `load` are of the machine that queued the jobs.
+    """
+
+    plan: Plan
+    cells: tuple[Cell, ...]
+    measured: tuple[CellMeasured, ...]
+    missing: tuple[MissingResult, ...]
+    every: tuple[CellMeasured, ...]
+    cores: int
+    load: float
+    predicted: tuple[Predicted, ...] = ()
+    not_predicted: tuple[str, ...] = ()
+    protocol: Protocol = field(default_factory=Protocol)
+
+    # ---- choosing ----
+
+    def where(self, **values: object) -> Results:
+        """The results of cells with these values, such as `run="training", gpus=(2, 4)`."""
+        asked = {
+            key.replace("_", "-"): set(map(str, value if isinstance(value, tuple) else (value,)))
+            for key, value in values.items()
+        }
+        for key, choices in asked.items():
+            self._check(key, choices)
+
+        def chosen(of: Values) -> bool:
+            return all(of.get(key) in choices for key, choices in asked.items())
+
+        return replace(
+            self,
+            cells=tuple(cell for cell in self.cells if chosen(cell.named)),
+            measured=tuple(one for one in self.measured if chosen(one.values)),
+            missing=tuple(one for one in self.missing if chosen(one.cell.named)),
+            predicted=tuple(one for one in self.predicted if chosen(one.values)),
+        )
+
+    def _check(self, key: str, choices: set[str]) -> None:
+        """Raise BadInput for a key or a value that no cell of either scale has."""
+        study = self.plan.study
+        every = (*study.small.jobs, *study.full.jobs)
+        keys: dict[str, set[str]] = {"run": {jobs.name for jobs in every}}
+        for jobs in every:
+            for name, values in jobs.matrix.items():
+                keys.setdefault(name, set()).update(values)
+        if key not in keys:
+            raise BadInput(f"no cell has a '{key}'", hint=did_you_mean(key, keys))
+        # Partitions may be replaced by the user's.
+        for value in choices - keys[key] if key != "partition" else ():
+            raise BadInput(f"no cell has {key}={value}", hint=did_you_mean(value, keys[key]))
+
+    def pairs(self, key: str) -> Iterator[tuple[CellMeasured, CellMeasured]]:
+        """Measurements that differ in one key alone."""
+        for one, other in combinations(self.measured, 2):
+            if but(one.values, key) == but(other.values, key):
+                yield one, other
+
+    # ---- the machine and the series ----
+
+    @property
+    def shared(self) -> bool:
+        """Whether all ranks share the cores of one machine."""
+        return self.plan.scale.single_node
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether cells of the study have not run yet; those that failed have."""
+        return any(one.state in _PENDING for one in self.missing)
+
+    @property
+    def accepted(self) -> bool | None:
+        """Whether every rule holds; None where a rule is not decided."""
+        answers = [verdict.ok for verdict in self.protocol.verdicts]
+        return False if False in answers else None if None in answers else True
+
+    @property
+    def answer(self) -> str:
+        """`yes`, `no`, `unfinished` while jobs have not ended, or `not decided`."""
+        return "unfinished" if self.unfinished else ANSWERS[self.accepted]
+
+    @property
+    def busy(self) -> str:
+        """A warning where other programs worked on the machine that ranks share; else nothing."""
+        if not self.shared or self.load < self.cores / 2:
+            return ""
+        return (
+            f"The machine was busy when this was queued: a load of {self.load:.0f} on "
+            f"{self.cores} cores. Times depend on the other work as much as on the study."
+        )
+
+    def ideal(self, ranks: int, cpus: int) -> float:
+        """The speed-up that nothing could exceed: ranks, or the cores that they share."""
+        if not self.shared:
+            return float(ranks)
+        return max(1.0, min(float(ranks), self.cores / min(cpus, self.cores)))
+
+    def efficiency_of(self, one: CellMeasured) -> float | None:
+        """A measurement's rate over one rank's times GPUs, or times the shared cores."""
+        base = alone(self.every, one)
+        return one.rate / base.rate / self.ideal(one.cell.gpus, one.cpus) if base else None
+
+    @cached_property
+    def _ends(self) -> list[str]:
+        return [
+            model.rpartition(":")[2]
+            for model in {c.values.get("model", "") for c in self.plan.cells}
+        ]
+
+    def shown(self, key: str, value: str) -> str:
+        """A value as figures and tables have it: `net` for a model `module:net`, if it is alone."""
+        end = value.rpartition(":")[2]
+        return end if key == "model" and self._ends.count(end) == 1 else value
+
+    def series_of(self, values: Values) -> str:
+        """The name of these values' series in the figure."""
+        study = self.plan.study
+        return (
+            ", ".join(self.shown(k, values[k]) for k in study.series if k in values) or study.name
+        )
+
+    def series(self) -> dict[str, list[CellMeasured]]:
+        """The measurements by series, in rising ranks."""
+        found: dict[str, list[CellMeasured]] = {
+            self.series_of(one.values): [] for one in self.measured
+        }
+        for one in sorted(self.measured, key=lambda one: one.ranks):
+            found[self.series_of(one.values)].append(one)
+        return found
+
+    # ---- epochs over the size of their data ----
+
+    @property
+    def memory_bytes(self) -> float:
+        """Memory that could hold data: the scale's own, else a node's."""
+        if self.plan.scale.memory_gigabytes is not None:
+            return self.plan.scale.memory_gigabytes * _GIGA
+        names = {cell.point.spec.partition for cell in self.plan.possible}
+        return max(self.plan.site.partition(name).memory_gb for name in names) * _GIGA
+
+    def by_size(self) -> dict[str, list[CellMeasured]]:
+        """Series over the size of their data, each in rising size.
+
+        Whether data came from memory does not part a series: it is what is compared. Slowed reads
+        do.
+        """
+        found: dict[str, list[CellMeasured]] = {}
+        for one in sorted(self.measured, key=lambda one: one.size or 0):
+            if one.size and one.epochs and not one.cell.jobs.throttled:
+                found.setdefault(self.series_of(one.values), []).append(one)
+        return found
+
+    def line_of(self, series: Sequence[CellMeasured]) -> EpochLine | None:
+        """The line through the sizes below memory, which a knee at its end cannot bend.
+
+        None below two sizes, and where epochs do not grow with their data.
+        """
+        below = [one for one in series if (one.size or 0) <= self.memory_bytes]
+        sizes = [one.size or 0.0 for one in below]
+        if len(set(sizes)) < 2:
+            return None
+        seconds = [one.epoch_seconds or 0.0 for one in below]
+        slope, start = linear_regression(sizes, seconds)
+        return EpochLine(slope, start, sizes[-1], seconds[-1]) if slope > 0 else None
+
+    # ---- rules ----
+
+    @contextmanager
+    def rule(self, name: str, says: str) -> Iterator[None]:
+        """Judge the asserts of a `with` block as one rule.
+
+        No rule fails before all jobs have ended; none that compares times does on a busy machine.
+        """
+        protocol = self.protocol
+        protocol.notes, protocol.timed = [], False
+        decided: bool | None = True
+        why = ""
+        try:
+            yield
+        except Undecided as fault:
+            decided, why = None, str(fault)
+        except AssertionError as fault:
+            decided, why = self._no(str(fault))
+        except (ArithmeticError, LookupError, ValueError):
+            if self.every:
+                raise
+            decided, why = None, "nothing was measured"
+        evidence = "; ".join(filter(None, [*protocol.notes, why]))
+        protocol.verdicts.append(RuleVerdict(name, says, decided, evidence))
+
+    def _no(self, why: str) -> tuple[bool | None, str]:
+        if self.unfinished:
+            return None, "; ".join(filter(None, [why, "jobs have not ended"]))
+        if self.busy and self.protocol.timed:
+            return None, "; ".join(filter(None, [why, "the machine was busy"]))
+        return False, why
+
+    def judge_runs(self, ranks: str) -> None:
+        """Judge what every study asks of its jobs: that all ran, one rank on each GPU."""
+        with self.rule("complete", "every cell has a result"):
+            assert self.complete()
+        with self.rule("one-rank-per-gpu", ranks):
+            assert self.one_rank_per_gpu()
+
+    def _fact(self, holds: bool, text: str, cells: Sequence[Cell] = ()) -> bool:
+        """Note something that holds or not, however fast jobs ran."""
+        self.protocol.notes.append(text)
+        if holds and (names := self._missing(cells)):
+            raise Undecided(f"{_LACKING}{_few(names)}")
+        return holds
+
+    def _amount(
+        self,
+        what: str,
+        values: Mapping[str, float | None],
+        cells: Sequence[Cell],
+        form: str = ".1%",
+        sure: Sequence[float] = (),
+    ) -> Amount:
+        """A number of each name; of one that is None, and of missing cells, nothing is known."""
+        known = {name: value for name, value in values.items() if value is not None}
+        lacking = [*(name for name in values if name not in known), *self._missing(cells)]
+        parts = [f"{value:{form}} ({name})" for name, value in known.items()]
+        if len(parts) > _SHOWN:
+            low, high = min(known.values()), max(known.values())
+            parts = [f"{low:{form}} to {high:{form}} in {len(parts)} cells"]
+        text = f"{what} {', '.join(parts)}" if known else ""
+        return Amount(
+            self.protocol,
+            text or (f"{what}: none is known" if self.measured else "nothing was measured"),
+            tuple(known.values()),
+            f"{_LACKING}{_few(lacking)}" if lacking else "",
+            sure,
+            form,
+        )
+
+    def _missing(self, cells: Sequence[Cell]) -> list[str]:
+        """The cells that a rule would look at and of which no job has a measurement."""
+        known = [one.values for one in self.every]
+        return [cell.name for cell in cells if not cell.attempt and cell.named not in known]
+
+    def _alike(self, key: str, values: Sequence[str] = ()) -> list[Cell]:
+        """The cells that have another one beside them, which differs in one key alone."""
+        groups: dict[tuple[tuple[str, str], ...], dict[str, Cell]] = {}
+        for cell in self.cells:
+            value = cell.named.get(key, "")
+            if value in values or not values:
+                groups.setdefault(tuple(but(cell.named, key).items()), {}).setdefault(value, cell)
+        return [cell for group in groups.values() if len(group) > 1 for cell in group.values()]
+
+    def complete(self) -> bool:
+        """Every cell has a result."""
+        count, missing = len(self.cells), len(self.missing)
+        return self._fact(not missing, f"{count - missing} of {count} cells have a result")
+
+    def one_rank_per_gpu(self) -> bool:
+        """As many ranks as GPUs asked for, spread evenly, each with one; `single` takes all in one.
+
+        That no two ranks have the same one is what the preflight of every job sees to.
+        """
+        if not self.measured:
+            raise Undecided("nothing was measured")
+        opens = {0, 1} if self.shared else {1}
+        jobs = [
+            (one.cell, one.result["layout"])
+            for one in self.measured
+            if one.cell.point.spec.launcher != "single"
+        ]
+        wrong = [
+            cell.name
+            for cell, layout in jobs
+            if int(layout["ranks"]) != cell.gpus
+            or len(set(layout["ranks_per_node"])) != 1
+            or int(layout["gpu_per_rank"]) not in opens
+        ]
+        opened = any(int(layout["gpu_per_rank"]) for _, layout in jobs)
+        note = "no rank opened more than one GPU" if opened else "ranks saw no GPU of the driver's"
+        odd = f"; not so: {_few(wrong)}" if wrong else f"; {note}"
+        text = f"{len(jobs) - len(wrong)} of {len(jobs)} jobs{odd}"
+        return self._fact(not wrong, text, self.cells)
+
+    def equal(self, name: str, over: str) -> bool:
+        """Results that differ in one key alone hold the same value, such as of `parameters`."""
+        pairs = list(self.pairs(over))
+        if not pairs:
+            raise Undecided(f"no two results differ in '{over}' alone")
+        both = [(one.result.get(name), other.result.get(name), one.cell) for one, other in pairs]
+        odd = [f"{a} and {b} ({cell.name})" for a, b, cell in both if a is None or a != b]
+        text = f"{len(pairs) - len(odd)} of {len(pairs)} pairs have the same {name}"
+        more = f"; not so: {_few(odd)}" if odd else ""
+        return self._fact(not odd, text + more, self._alike(over))
+
+    def efficiency(self, *gpus: int) -> Amount:
+        """Throughput over one rank's times GPUs; on a single node, times its cores."""
+        asked = [one for one in self.measured if one.cell.gpus in gpus]
+        cells = [cell for cell in self.cells if cell.gpus in {*gpus, 1}]
+        values = {one.cell.name: self.efficiency_of(one) for one in asked}
+        return self._amount("efficiency", values, cells)
+
+    def gap(self, key: str) -> Amount:
+        """By how much two that differ in one key alone differ: the median of their rounds.
+
+        A gap counts where neither steps nor rounds of the two overlap. Jobs of one round ran one
+        after the other: what the machine did meanwhile is in both.
+        """
+        pairs = [pair for pair in self.pairs(key) if self._kindred(*pair)]
+        gaps = {one.cell.name: _gap(one, other) for one, other in pairs}
+        sure = [
+            0.0 if _overlap(*pair) else least
+            for pair, (_, least) in zip(pairs, gaps.values(), strict=True)
+        ]
+        values = {name: gap for name, (gap, _) in gaps.items()}
+        return self._amount(
+            "on GPUs of one kind they differ by", values, self._alike(key), sure=sure
+        )
+
+    def _kindred(self, one: CellMeasured, other: CellMeasured) -> bool:
+        """Whether two ran on GPUs of one architecture: P100-PCIe and -SXM2, not P100 and V100."""
+        places = (self.plan.site.partition(x.cell.point.spec.partition) for x in (one, other))
+        return self.shared or len({place.gpu and place.gpu.compute for place in places}) == 1
+
+    def ratio(self, key: str, better: str, worse: str) -> Amount:
+        """How many times as fast one is as the other, in the mean."""
+        by_value = [{one.values.get(key): one for one in pair} for pair in self.pairs(key)]
+        wins = [
+            pair[better].speed / pair[worse].speed
+            for pair in by_value
+            if {better, worse} == {*pair}
+        ]
+        values = {f"in the mean of {len(wins)}": fmean(wins)} if wins else {}
+        cells = self._alike(key, (better, worse))
+        return self._amount(f"{better} over {worse}, times", values, cells, ".2f")
+
+    def prediction_error(self) -> Amount:
+        """The median error of predictions that also ran; on shared cores equal jobs must agree."""
+        errors = [abs(one.error) for one in self.predicted if one.error is not None]
+        uneven = [one.cell.name for one in self.measured if self.shared and one.unevenness > _EVEN]
+        error = {f"median of {len(errors)} cells": median(errors)} if errors else {}
+        known = [one.values for one in self.predicted]
+        asked = [one for one in self.measured if one.ranks > 1 and one.cell.jobs.predict]
+        silent = {one.cell.name: None for one in asked if one.values not in known}
+        return self._amount(
+            f"equal jobs disagree ({_few(uneven)}); error" if uneven else "error",
+            {**error, **silent},
+            [cell for cell in self.cells if cell.jobs.predict],
+            sure=[0.0] if uneven else (),
+        )
+
+    def metric(self, name: str) -> Amount:
+        """A score, such as accuracy."""
+        values = {one.cell.name: one.metrics.get(name) for one in self.measured}
+        return self._amount(name, values, self.cells, ".3f")
+
+    def share(self, part: str) -> Amount:
+        """The part of a step's time that `compute`, `input` or another part takes."""
+        values = {one.cell.name: one.shares[part] for one in self.measured}
+        return self._amount(f"of a step, {part} takes", values, self.cells)
+
+    def growth_above_memory(self) -> Amount:
+        """By how much an epoch above memory is longer than those below it predict."""
+        values: dict[str, float | None] = {}
+        for name, series in self.by_size().items():
+            line = self.line_of(series)
+            above = [one for one in series if (one.size or 0) > self.memory_bytes]
+            if line is None or not above:
+                lack = "a line through two sizes below" if line is None else "a size above"
+                values[f"{lack} memory of {name}"] = None
+                continue
+            for one in above:
+                low, middle, high = (
+                    seconds / line.predicted(one.size or 0) - 1
+                    for seconds in (min(one.epochs), one.epoch_seconds or 0, max(one.epochs))
+                )
+                values[f"{name}, its epochs {low:+.0%} to {high:+.0%}"] = middle
+        cells = [c for c in self.cells if not c.jobs.throttled and c.data != SYNTHETIC]
+        return self._amount(
+            "epochs above memory, over what those below predict:", values, cells, "+.1%"
+        )
+
+
+def _gap(one: CellMeasured, other: CellMeasured) -> tuple[float, float]:
+    """By how much the faster is faster in the median and in the worst of rounds that both had."""
+    both = {*one.rounds} & {*other.rounds}
+    ratios = [one.rounds[n] / other.rounds[n] for n in both] or [one.rate / other.rate]
+    middle = median(ratios)
+    return (middle - 1, min(ratios) - 1) if middle >= 1 else (1 / middle - 1, 1 / max(ratios) - 1)
+
+
+def _overlap(one: CellMeasured, other: CellMeasured) -> bool:
+    """Return whether the ranges of the two's steps overlap (5th to 95th percentile)."""
+    return one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return "; ".join(names[:_SHOWN]) + more

@@ -1,0 +1,277 @@
+"""A study as text and as plain values: one of them, its scripts, and its report with a figure.
+
+The report's tables are the lists of its plain values, so that report.md and report.json say the
+same. Missing results and rules that are not decided come first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from hpcdl import __version__
+from hpcdl.system.chart import Panel, svg
+from hpcdl.system.files import write_atomic, write_json
+from hpcdl.system.inert import markdown_cell
+from hpcdl.system.text import count_of, table
+from hpcdl.workflows.study.cells import Plan
+from hpcdl.workflows.study.charts import ResultTable
+from hpcdl.workflows.study.declared import Jobs
+from hpcdl.workflows.study.findings import ANSWERS, Results
+from hpcdl.workflows.study.load import line_of
+from hpcdl.workflows.study.measurements import alone
+from hpcdl.workflows.study.running import CheckedScript
+
+Row = Mapping[str, Any]
+_JSON_ONLY = frozenset({"job_id", "release", "result"})
+
+
+def _head(plan: Plan) -> dict[str, Any]:
+    site = {"scale": plan.name, "site": plan.site.name, "takes": plan.scale.takes}
+    return {"schema": 3, "study": plan.study.name, **site}
+
+
+def rules_of(plan: Plan) -> list[dict[str, str]]:
+    """The rules of a scale, as they are asked of no results."""
+    nothing = Results(plan, plan.cells, (), (), (), 1, 0.0)
+    with line_of(plan.study.path):
+        plan.scale.judge(nothing)
+    return [{"rule": one.rule, "says": one.says} for one in nothing.protocol.verdicts]
+
+
+def show_data(plan: Plan) -> dict[str, Any]:
+    """A study at a scale as plain values."""
+    asked = {key: getattr(plan.study, key) for key in ("title", "question", "origin", "found")}
+    cells = [
+        {
+            "run": cell.jobs.name,
+            "id": cell.point.id,
+            "values": dict(cell.values),
+            "problem": cell.point.problem,
+        }
+        for cell in plan.cells
+    ]
+    published = [one.label for one in plan.study.published]
+    more = {"shows": plan.scale.shows, "cells": cells, "acceptance": rules_of(plan)}
+    return {**_head(plan), **asked, **more, "published": published}
+
+
+def show_text(plan: Plan) -> str:
+    """The question, the matrix, how long it takes, and the acceptance rules."""
+    study, scale = plan.study, plan.scale
+    jobs = dict.fromkeys(cell.jobs.name for cell in plan.cells)
+    blocks = {
+        f"scale {plan.name} on {plan.site.name}: {scale.shows}": [*map(_jobs_text(plan), jobs)],
+        "must hold:": [rule["says"] for rule in rules_of(plan)],
+        "set beside:": [one.label for one in study.published],
+        "cannot run here, and is left out:": _left_out(plan),
+    }
+    head = (
+        f"{study.name}: {study.title}\n{study.question}\nfirst asked by {study.origin}\n"
+        f"they found: {study.found}"
+    )
+    texts = ["\n  ".join([title, *lines]) for title, lines in blocks.items() if lines]
+    return "\n\n".join([head, *texts, *_takes(plan)])
+
+
+def _jobs_text(plan: Plan) -> Any:
+    """A function from a name of jobs to their number, matrix, and what else they do not share."""
+
+    def text(name: str) -> str:
+        own = [cell for cell in plan.cells if cell.jobs.name == name]
+        jobs = own[0].jobs
+        count = count_of(sum(not cell.point.problem for cell in own), "job")
+        usual = Jobs(name, "gpus=1", "")
+        more = [
+            f"{one.name} {_text(value)}"
+            for one in fields(Jobs)[3:]
+            if (value := getattr(jobs, one.name)) != getattr(usual, one.name)
+        ]
+        return "; ".join([f"{name}: {count}: {jobs.over}", *more])
+
+    return text
+
+
+def _left_out(plan: Plan) -> list[str]:
+    return [f"{cell.label}: {cell.point.problem}" for cell in plan.impossible]
+
+
+def _takes(plan: Plan) -> list[str]:
+    """A line for scales whose jobs share the cores of one machine."""
+    return [f"takes: {plan.scale.takes or 'not measured yet'}"] if plan.scale.single_node else []
+
+
+def scripts_data(plan: Plan, checked: Sequence[CheckedScript]) -> dict[str, Any]:
+    """Scripts that were checked, as plain values."""
+    return {
+        **_head(plan),
+        "cells": len(plan.possible),
+        "left_out": [
+            {"values": dict(cell.values), "problem": cell.point.problem} for cell in plan.impossible
+        ],
+        "scripts": [{**vars(one), "script": one.script.text} for one in checked],
+    }
+
+
+def scripts_text(plan: Plan, checked: Sequence[CheckedScript], *, verbose: bool) -> str:
+    """Return the output of lint and bash for the scripts; with `verbose` the scripts, too."""
+    rows = []
+    for one in checked:
+        layout = one.script.layout
+        size = f"{count_of(layout.nodes, 'node')} x {count_of(layout.tasks_per_node, 'rank')}"
+        state = "; ".join(one.errors) or "clean"
+        rows.append([one.run, one.partition, size, count_of(one.tasks, "job"), state])
+    texts = [f"# {one.run}: an array of {one.tasks}\n{one.script.text}" for one in checked]
+    left = [f"left out: {line}" for line in _left_out(plan)]
+    last = f"{len(plan.possible)} cells in {len(checked)} scripts, checked by lint and bash -n"
+    return "\n".join([*(texts if verbose else ()), table(rows), *left, *_takes(plan), last])
+
+
+# ---- the report ----
+
+
+def write_report(results: Results, target: Path) -> dict[str, Path]:
+    """Write report.md, report.json and figure.svg; gives their paths."""
+    with line_of(results.plan.study.path):
+        parts = list(results.plan.study.report(results))
+    panels = [part for part in parts if isinstance(part, Panel)]
+    tables = {part.title: part.rows for part in parts if isinstance(part, ResultTable)}
+    paths = {name: target / name for name in ("report.md", "report.json", "figure.svg")}
+    write_atomic(paths["figure.svg"], svg(panels, _caption(results)))
+    write_atomic(paths["report.md"], "\n\n".join(_markdown(results, tables)) + "\n")
+    write_json(paths["report.json"], {**as_data(results), "tables": tables})
+    return paths
+
+
+def as_data(results: Results) -> dict[str, Any]:
+    """The report as plain values."""
+    return {
+        **_head(results.plan),
+        "accepted": results.accepted,
+        "answer": results.answer,
+        "machine": {"cores": results.cores, "load": results.load},
+        "missing": [
+            {
+                "run": gap.cell.jobs.name,
+                "values": dict(gap.cell.values),
+                "state": gap.state,
+                "reason": gap.reason,
+            }
+            for gap in results.missing
+        ],
+        "acceptance": [
+            {"holds": ANSWERS[one.ok], **vars(one)} for one in results.protocol.verdicts
+        ],
+        "measured": [*_measured(results)],
+        "predicted": [
+            {"values": dict(one.values), **_without(vars(one), "cell"), "error": one.error}
+            for one in results.predicted
+        ],
+        "not_predicted": list(results.not_predicted),
+        "published": [asdict(one) for one in results.plan.study.published],
+    }
+
+
+def _without(values: Row, *names: str) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key not in names}
+
+
+def _measured(results: Results) -> Iterator[dict[str, Any]]:
+    for one in results.measured:
+        base = alone(results.every, one)
+        yield {
+            "run": one.cell.jobs.name,
+            "values": dict(one.cell.values),
+            "ranks": one.ranks,
+            "jobs": max(1, len(one.rounds)),
+            "nodes": len(one.result["layout"]["nodes"]),
+            "images_per_second": one.rate,
+            "p05": one.spread[0],
+            "p95": one.spread[1],
+            "speedup": one.rate / base.rate if base else None,
+            "efficiency": results.efficiency_of(one),
+            "seconds": dict(one.parts),
+            "data_bytes": one.size,
+            "epoch_seconds": one.epoch_seconds,
+            "metrics": one.metrics,
+            "job_id": one.result["job"]["id"],
+            "release": one.result["release"],
+            "result": str(one.cell.results / "result.json"),
+        }
+
+
+def as_text(results: Results) -> str:
+    """Return the report as text: the rules with their evidence, then the missing results."""
+    lines = [
+        f"[{ANSWERS[one.ok]:>11}] {one.says}\n              {one.evidence}"
+        for one in results.protocol.verdicts
+    ]
+    missing = [f"  {one.cell.label}: {one.reason}" for one in results.missing]
+    head = ["cells without a measurement:"] if missing else []
+    busy = [results.busy] if results.busy else []
+    return "\n".join([*lines, f"accepted: {results.answer}", *busy, *head, *missing])
+
+
+def _caption(results: Results) -> str:
+    plan, source = results.plan, "the one-rank run"
+    bars, cores = "the model's bounds, eight times in ten", ""
+    if results.shared:
+        cores = f", all ranks on {results.cores} cores"
+        bars = "the model's largest error on cells that ran too"
+        if taught := plan.scale.exchange_from:
+            source += f" and what exchanging gradients costs on shared cores ({taught})"
+    return (
+        f"{plan.study.name}, scale {plan.name}, site {plan.site.name}{cores}. Filled markers are "
+        "measured: the median step, bars the 5th to 95th percentile of the steps; of epochs the "
+        f"median, fastest and slowest. Hollow markers are predicted from {source}, their bars "
+        f"{bars}; grey ones are published by others."
+    )
+
+
+def _markdown(results: Results, tables: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+    plan, study, data = results.plan, results.plan.study, as_data(results)
+    yield f"# {study.title}"
+    yield (
+        f"Study `{study.name}` at scale `{plan.name}` on the site `{plan.site.name}`, "
+        f"{time.strftime('%Y-%m-%d')}. Accepted: **{results.answer}**."
+    )
+    yield f"**Question:** {study.question}"
+    yield f"**Original study:** {study.origin}"
+    yield f"**Original result:** {study.found}"
+    yield f"**What this scale can show:** {plan.scale.shows}"
+    if results.busy:
+        yield f"**Note:** {results.busy}"
+    yield from _section("Missing results", data["missing"])
+    yield f"![{study.title}](figure.svg)"
+    yield from _section("Acceptance", [_without(one, "ok", "rule") for one in data["acceptance"]])
+    for title, rows in tables.items():
+        yield from _section(title, rows)
+    for key in ("measured", "predicted", "published"):
+        yield from _section(key.capitalize(), data[key])
+    yield from (f"Not predicted: {gap}" for gap in results.not_predicted)
+    releases = sorted({str(one["release"]) for one in data["measured"]})
+    yield f"Release: {', '.join(releases)}. Written by hpcdl {__version__}."
+
+
+def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
+    """A table under its title: the keys of its rows, without those that are empty in all."""
+    texts = [{key: _text(value) for key, value in row.items()} for row in rows]
+    keys = dict.fromkeys(key for row in texts for key, text in row.items() if text)
+    head = [key for key in keys if key not in _JSON_ONLY]
+    lines = [[markdown_cell(key.replace("_", " ")) for key in head], ["---"] * len(head)]
+    lines += [[markdown_cell(row.get(key, "")) for key in head] for row in texts]
+    if rows:
+        yield f"## {title}"
+        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _text(value: Any) -> str:
+    """A plain value as text."""
+    if isinstance(value, Mapping):
+        return " ".join(f"{key}={_text(part)}" for key, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_text, value))
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

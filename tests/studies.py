@@ -1,0 +1,123 @@
+"""Small studies for tests, and results of their jobs as `hpcdl train` leaves them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from hpcdl.api import study as api
+from hpcdl.jobs.spec import Module
+from hpcdl.workflows.study import running
+from hpcdl.workflows.study.cells import data_folder, make_plan
+from tests.unit.conftest import shipped
+
+RATES = {1: 8.0, 2: 15.0, 4: 16.0}
+ALL = {}
+LAYOUT = {"ranks": 1, "nodes": ["n1"], "ranks_per_node": [1], "gpu_per_rank": 0, "cpus_per_rank": 1}
+PARTS = ("input", "communication", "update", "checkpoint", "other")
+
+
+def jobs(over="gpus=1,2,4 model=resnet50", options="--steps=20", **more):
+    """Jobs named training; 8 GPUs are predicted."""
+    return api.Jobs("training", over, options, **{"predict": (8,), **more})
+
+
+def all_ran(results):
+    with results.rule("complete", "all ran"):
+        assert results.complete()
+
+
+def judged_by(holds):
+    """A `judge` with one rule, which holds or not as a function of the results says."""
+
+    def judge(results):
+        with results.rule("own", "x"):
+            assert holds(results)
+
+    return judge
+
+
+def planned(folder, *matrices, image="", partitions=(), pythons=ALL, report=None, **changes):
+    """The plan of a study of these jobs on the embedded site; `changes` are of it or its scale."""
+    found = shipped("embedded")
+    site = replace(found, paths=replace(found.paths, work=folder, datasets=folder / "data"))
+    own = {key: changes.pop(key) for key in ("frameworks", "environments") if key in changes}
+    series = changes.pop("series", ["model"])
+    usual = {"shows": "a test", "minutes": 5, "judge": all_ran, "single_node": True}
+    scale = api.Scale(**{**usual, "jobs": matrices or [jobs()], **changes})
+    study = api.Study(
+        title="A try",
+        question="Does it work?",
+        origin="nobody",
+        found="nothing",
+        series=series,
+        small=scale,
+        full=scale,
+        report=report or (lambda results: [api.rate(results)]),
+        name="try-out",
+        path=Path(__file__),
+        **own,
+    )
+    return make_plan(site, study, "small", partitions, pythons, image)
+
+
+def a_result(ranks, rate, **changes):
+    """A result.json of `ranks` ranks with 20 equal steps."""
+    seconds, batch = 4 * ranks / rate, 4 * ranks
+    samples = {name: [0.0] * 20 for name in PARTS}
+    samples |= {"seconds": [seconds] * 20, "compute": [seconds] * 20}
+    return {
+        "schema": 2,
+        "outcome": {"status": "completed", "message": "", "exit_code": 0},
+        "job": {"id": "7"},
+        "layout": {**LAYOUT, "ranks": ranks, "ranks_per_node": [ranks]},
+        "release": "r1",
+        "model": "resnet50",
+        "precision": "fp32",
+        "batch_per_rank": 4,
+        "parameters": 25_000_000,
+        "global_batch": batch,
+        "options": {"warmup_steps": 5},
+        "samples": {**samples, "images": [batch] * 20},
+        "summary": {"metrics": {}},
+        **changes,
+    }
+
+
+def finish(plan, rates, turn=None, of=ALL, **changes):
+    """Leave a result for every cell whose ranks have a rate: in one round, of some values alone."""
+    for cell in plan.cells:
+        chosen = of.items() <= cell.named.items() and turn in (None, cell.attempt)
+        if cell.gpus in rates and chosen:
+            cell.results.mkdir(parents=True, exist_ok=True)
+            result = a_result(cell.gpus, rates[cell.gpus], **changes)
+            (cell.results / "result.json").write_text(json.dumps(result))
+            (cell.results / "exit_code").write_text("0\n")
+    return plan
+
+
+def described(plan, name, images, size):
+    """Leave the description of a data set of two shards where the study looks for it."""
+    folder = Path(data_folder(plan.site, plan.scale, name))
+    folder.mkdir(parents=True)
+    shards = [{"bytes": size // 2}, {"bytes": size - size // 2}]
+    described = {"splits": {"train": {"examples": images, "shards": shards}}}
+    (folder / "dataset.json").write_text(json.dumps(described))
+
+
+def on_two_cores(plan, load=0):
+    """Note the machine that the jobs ran on."""
+    (plan.folder / "machine.json").write_text(json.dumps({"schema": 1, "cores": 2, "load": load}))
+
+
+def findings_of(plan):
+    return running.collect(plan, running.run_statuses(plan))
+
+
+def verdict(plan):
+    """The answer of the one rule of a study, and its evidence."""
+    (one,) = findings_of(plan).protocol.verdicts
+    return one.ok, one.evidence
+
+
+def modules_for(plan):
+    return dict.fromkeys(plan.site.partitions, Module(("tensorflow",)))
