@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.files import as_json
 from hpcdl.system.resources import folder
-from hpcdl.system.text import did_you_mean, narrow, nearest
+from hpcdl.system.text import did_you_mean, nearest
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -223,11 +223,9 @@ class Parser(argparse.ArgumentParser):
 
 def build_parser(prog: str, command: Command) -> Parser:
     """The parser of one command, with the options that all commands share."""
-    description, usage = f"example: {command.example}\n\n{command.summary}", f"{prog} [options]"
     parser = Parser(
         prog=prog,
-        usage=usage if narrow() else None,
-        description=description,
+        description=f"example: {command.example}\n\n{command.summary}",
         formatter_class=_Help,
         allow_abbrev=False,
     )

@@ -14,7 +14,6 @@ from hpcdl.system.inert import command, in_a_cell, in_a_line, inert, without_com
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _MOST_NAMES = 40
-_NARROW = 60
 _PLAIN_SECONDS = 10.0
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 
@@ -82,11 +81,6 @@ def paint(text: str, style: str, stream: TextIO | None = None) -> str:
     return f"{begin}{text}{end}"
 
 
-def narrow() -> bool:
-    """Whether lines have less than 60 columns: those of the terminal, or of COLUMNS."""
-    return shutil.get_terminal_size().columns < _NARROW
-
-
 def wrapped(text: str) -> str:
     """A paragraph in the columns that there are."""
     from textwrap import fill
@@ -109,18 +103,9 @@ def listed(names: Mapping[str, str]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
-    """Columns padded to their widest cell; numbers are not special, order is the caller's.
-
-    Where a person's terminal is narrow, a row with a header is a paragraph instead.
-    """
+    """Columns padded to their widest cell; numbers are not special, order is the caller's."""
     lines = [[in_a_cell(cell) for cell in row] for row in ([header, *rows] if header else rows)]
     widths = [max(len(plain(cell)) for cell in column) for column in zip(*lines, strict=True)]
-    room = shutil.get_terminal_size().columns + 2
-    if header and narrow() and sum(widths) + 2 * len(widths) > room and sys.stdout.isatty():
-        return "\n\n".join(
-            "\n".join(f"{name} {cell}".strip() for name, cell in zip(lines[0], line, strict=True))
-            for line in lines[1:]
-        )
     padded = [
         [cell + " " * (width - len(plain(cell))) for cell, width in zip(line, widths, strict=True)]
         for line in lines

@@ -411,3 +411,27 @@ def test_a_blank_argument_is_named(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["stack", "gc", " ", "--dry-run"])
     assert "unknown argument ' '" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("env", "coloured"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+    ids=["terminal", "NO_COLOR", "dumb"],
+)
+def test_colours_are_for_terminals_that_may_have_them(env, coloured, tmp_path):
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --ntaks=4\nsrun hostname\n")
+    words = shlex.join([*HPCDL, "job", "lint", "--site", "embedded", "job.sh"])
+    line = f"script -qec {shlex.quote(words)} /dev/null"
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "TERM")}
+    assert (b"\x1b[" in bash(line, cwd=tmp_path, env={**plain, **env}).stdout) == coloured
+
+
+def test_links_of_pages_lead_somewhere():
+    root = Path(__file__).resolve().parents[2]
+    for page in [*root.glob("*.md"), *root.glob("docs/*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page} links to {target}"
