@@ -5,6 +5,7 @@ import re
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -22,7 +23,7 @@ from hpcdl.regress import notify
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.notify import BODIES, Addressees, Target, notice_of, read_addressees, tell
+from hpcdl.regress.notify import Addressees, Target, notice_of, read_addressees, tell
 from hpcdl.system.errors import BadInput
 
 SERIES = Series("throughput", "resnet50", "p100", "rate", unit="images/s")
@@ -117,22 +118,42 @@ def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(server, monkeypatc
     assert len(server.got) == 1
 
 
-@pytest.mark.parametrize("kind", BODIES)
-def test_what_others_chose_is_neither_formatted_nor_a_mention(kind):
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("service", ["slack", "mattermost", "teams"])
+def test_a_hook_sends_what_others_chose_unformatted_and_without_mentions(service, server, tmp_path):
+    """The examples are run as they are, as the command of a target."""
     odd = replace(DROP, series=SERIES._replace(check=HOSTILE), description=HOSTILE)
-    body = BODIES[kind](notice_of("here", GateAnswer(1, (odd,), 1), {}))
+    address = tmp_path / "address"
+    address.write_text(server.url + "\n")
+    run = [sys.executable, str(EXAMPLES / f"notify_{service}.py"), str(address)]
+    assert tell("here", GateAnswer(1, (odd,), 1), to({"kind": "command", "run": run})) == []
+    ((_, _, body),) = server.got
     assert "\\x1b" not in repr(body)
-    if kind == "slack":
-        assert "<!" not in body["text"]
-    if kind in {"slack", "mattermost"}:
-        head, fence, rest = body["text"].partition("```\n")
-        assert fence
-        assert "@all" not in head
-        assert "`" not in rest.partition("\n```")[0]
-        assert "@all" not in rest.partition("\n```")[2]
-    if kind == "teams":
+    if service == "teams":
         card = body["attachments"][0]["content"]
         assert {part["type"] for part in card["body"]} == {"RichTextBlock"}
+        return
+    head, fence, rest = body["text"].partition("```\n")
+    assert fence
+    assert "<!" not in head + rest * (service == "slack")
+    assert "@all" not in head
+    assert "`" not in rest.partition("\n```")[0]
+    assert "@all" not in rest.partition("\n```")[2]
+
+
+def test_a_command_that_fails_or_is_not_there_is_one_line(tmp_path):
+    both = [{"kind": "command", "run": [name, "hush"]} for name in ("false", str(tmp_path / "no"))]
+    lines = tell("here", CLOSED, to(*both))
+    assert lines[0] == "command false: it answered 1"
+    assert lines[1].endswith("/no: No such file or directory")
+    assert "hush" not in "".join(lines)
+
+
+def test_a_notice_is_inert():
+    odd = replace(DROP, series=SERIES._replace(check=HOSTILE), description=HOSTILE)
+    assert "\\x1b" not in repr(notice_of("here", GateAnswer(1, (odd,), 1), {}, ""))
 
 
 class Smtp:
@@ -258,13 +279,14 @@ def addressees(path, mode=0o600, **target):
 @pytest.mark.parametrize(
     ("mode", "target", "said"),
     [
-        (0o640, {"kind": "slack", "url": "https://x/y"}, "others may read"),
-        (0o600, {"kind": "slack"}, "1 fault"),
-        (0o600, {"kind": "slack", "url": "http://x.org/y"}, "1 fault"),
+        (0o640, {"kind": "webhook", "url": "https://x/y"}, "others may read"),
+        (0o600, {"kind": "webhook"}, "1 fault"),
+        (0o600, {"kind": "command"}, "1 fault"),
+        (0o600, {"kind": "webhook", "url": "http://x.org/y"}, "1 fault"),
         (0o600, {"kind": "mail"}, "1 fault"),
         (0o600, {"kind": "pigeon"}, "fault"),
-        (0o600, {"kind": "slack", "url": "https://[::1/y"}, "1 fault"),
-        (0o600, {"kind": "slack", "url": "https://x:99999/y"}, "1 fault"),
+        (0o600, {"kind": "webhook", "url": "https://[::1/y"}, "1 fault"),
+        (0o600, {"kind": "webhook", "url": "https://x:99999/y"}, "1 fault"),
         (0o600, {"kind": "mail", "to": ["a@b.c"], "smtp": "here:there"}, "1 fault"),
     ],
 )
@@ -276,7 +298,7 @@ def test_a_file_that_others_read_or_that_tells_nobody_is_refused(tmp_path, mode,
 @pytest.mark.parametrize(
     "text",
     [
-        "schema: 1\ntargets:\n- {kind: slack, url: 'http://x.org/hush'}\n",
+        "schema: 1\ntargets:\n- {kind: webhook, url: 'http://x.org/hush'}\n",
         'schema: 1\ntargets:\n- {kind: webhook, url: "https://x.org/hush\\a"}\n',
         "schema: 1\ntargets:\n- {kind: mail, to: [a@b.c], password: [hush]}\n",
         "schema: 1\ntargets:\n- {kind: mail, password: hush\n",
@@ -302,8 +324,8 @@ def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl):
     with socket.socket() as nobody_listens:
         nobody_listens.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}/secret"
-        file = addressees(tmp_path / "n.yaml", kind="mattermost", url=url)
+        file = addressees(tmp_path / "n.yaml", kind="webhook", url=url)
         told = hpcdl(*words, "--notify", str(file), code=1)
-    said = "not notified: mattermost at 127.0.0.1: Connection refused\n"
+    said = "not notified: webhook at 127.0.0.1: Connection refused\n"
     assert (told.out, told.err) == (answer, said)
     hpcdl(*words, "--name", "throughput", "--notify", str(file), code=2)
