@@ -26,7 +26,7 @@ POOLED = "lower together"
 """The kind of a finding that several series of one night are only together."""
 _RANKS = ("ERROR", "FAIL", "breakage", "drop", "rise", SLOW_NODE, "lost node", "old")
 _REFERENCES = {one.value for one in Status if one.waivable}
-_LEVEL, _FEWEST, _SHARED = 60, 20, 0.15
+_LEVEL, _FEWEST = 60, 20
 _STRENGTHS = (1.3, 1.7, 2.1, 2.5, 3.0, 3.7)
 """From which on series are counted, in standard errors."""
 _RARE, _LEAST, _NORMAL = 1e-3, 3, NormalDist()
@@ -122,15 +122,18 @@ def _title(kind: str, what: str, group: Sequence[Finding]) -> str:
 
 
 def tonight(
-    series: Series, values: Sequence[float], runs: int, with_it: str, *, lower: bool
+    series: Series, values: Sequence[float], runs: int, with_it: str, shared: float, *, lower: bool
 ) -> Tonight | None:
-    """How far the last of some nights is from those before; None if there are too few."""
+    """How far the last of some nights is from those before; None if there are too few.
+
+    `shared` is the part of a deviation that all `runs` of the last night share.
+    """
     rates = [1 / value for value in values if value > 0] if lower else values
     past = rates[-_LEVEL - 1 : -1]
     if len(past) < _FEWEST or len(rates) != len(values):
         return None
     level, spread = level_of(past)
-    error = spread * math.sqrt(_SHARED + (1 - _SHARED) / max(1, runs) + 1 / len(past))
+    error = spread * math.sqrt(shared + (1 - shared) / max(1, runs) + 1 / len(past))
     if not error:
         return None
     z = (level - rates[-1]) / error
@@ -154,7 +157,7 @@ def _pooled(group: Sequence[Tonight], what: str, night: date) -> Finding | None:
         if lower >= _LEAST:
             tails.append((_tail(count, lower, _NORMAL.cdf(-least)), least))
     chance, least = min(tails, default=(1.0, 0.0))
-    if chance * len(_STRENGTHS) > _RARE:
+    if chance * len(_STRENGTHS) > _RARE * (50 if what else 1):  # a release is a reason to look
         return None
     together = [member for member in group if member.strength >= least]
     size = median(member.change for member in together)

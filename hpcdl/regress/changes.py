@@ -12,8 +12,7 @@ those of the night before lie below the level, and how much of that all runs of 
 The constants:
 TELL: z-score from which a change is reported; 3.3 is what 1 false alarm in 2,000
     series-nights allows.
-SURE: what a rise and the only night of a breakage need, and the most that a calm series asks for.
-WORTH: what shall be seen within three nights: series so calm that this is easy need up to SURE.
+SURE: what a rise and the only night of a breakage need.
 BREAKAGE: a night so far below its level, and twice as far as any before, is reported at once.
 ODDS: (log) at which an onset is excluded, and a level counts as the old one again: 20 to 1.
 DOUBT: the shares of a level's nights, and of the means of two in a row, that are as low as a night
@@ -30,14 +29,22 @@ from itertools import accumulate, pairwise
 from statistics import NormalDist, median
 from typing import NamedTuple
 
-from hpcdl.regress.estimate import NARROWEST, Nightly, Noise, as_normal, caps, noise_of
+from hpcdl.regress.estimate import (
+    NARROWEST,
+    Nightly,
+    Noise,
+    Shared,
+    as_normal,
+    caps,
+    noise_of,
+    spread_of,
+)
 
-TELL, SURE, WORTH, BREAKAGE, ODDS = 3.3, 4.4, 0.05, 0.15, 3.0
+TELL, SURE, BREAKAGE, ODDS = 3.3, 4.4, 0.15, 3.0
 DOUBT, GO_ON = (0.03, 0.02), 2.2
 CLEAR = 1.3
 """(log) odds by which a night must speak for one of two levels, before something is blamed."""
-_SHARED, _SHARED_WEIGHT = 0.15, 4.0
-"""The part of a deviation that all runs of a night share while no night tells; its weight."""
+_SPIKE = 4.5
 MIN_NIGHTS, FEW_NIGHTS, LEVEL_NIGHTS = 20, 6, 90
 """Nights of a first level and of later ones before changes can be seen; the most that make one."""
 WINDOWS = (2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36, 46, 60, 80)
@@ -134,6 +141,10 @@ class _State:
     window: _Window | None = None
     fresh_until: int = 0
     found: list[Found] = field(default_factory=list)
+    shared: Shared = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shared = self.nights.shared
 
     @property
     def need(self) -> int:
@@ -171,10 +182,19 @@ class _State:
 
 def detect(nights: Nightly) -> list[Found]:
     """Changes of a series, by index, as they would have been reported night by night."""
+    return _until(nights, len(nights.values)).found
+
+
+def shared_by(nights: Nightly) -> Shared:
+    """What a series tells of what the runs of a night share, beyond what was known before."""
+    return _until(nights, len(nights.values)).shared
+
+
+def _until(nights: Nightly, end: int) -> _State:
     state = _State(nights)
-    for night in range(len(nights.values)):
+    for night in range(end):
         _step(state, night)
-    return state.found
+    return state
 
 
 def _step(state: _State, night: int) -> None:
@@ -182,6 +202,7 @@ def _step(state: _State, night: int) -> None:
     # A night that broke would also tip slow evidence over, and hide behind an earlier onset.
     if _broke(state, night) or _looked(state, night):
         return
+    _learn_shared(state, night)
     if night - state.start > state.need:
         _look_for_change(state, night)
 
@@ -203,9 +224,8 @@ def look(nights: Nightly, enough: float, *, fresh: bool = False) -> Look:
     `enough` is the strength from which on its gate closes, as `closing_strength` gives it. With
     `fresh`, such as on the first night of a release, three times as many nights are doubtful.
     """
-    state, night = _State(nights), len(nights.values) - 1
-    for earlier in range(night):
-        _step(state, earlier)
+    night = len(nights.values) - 1
+    state = _until(nights, night)
     _look_for_end(state, night)
     first, strength = _strength(state, night)
     runs = len(nights.runs[night]) if nights.runs else 1
@@ -238,32 +258,40 @@ def _is_low(state: _State, night: int, times: int) -> bool:
     level = median(past)
     each = [value - level for value in past]
     each = [*state.earlier, *each][-LEVEL_NIGHTS:]
-    pairs = [first + second for first, second in pairwise(each)]
+    spread = spread_of(each)
+    each = [one for one in each if one > -_SPIKE * spread]
     now = values[night] - level
-    with_last = now + values[night - 1] - level
-    if now >= 0:
-        return False
-    alone, both = (max(1.0, times * share * len(each)) for share in DOUBT)
-    return sum(one <= now for one in each) < alone or sum(one <= with_last for one in pairs) < both
+    both = now + values[night - 1] - level
+    pairs = [first + second for first, second in pairwise(each)]
+    return now < 0 and (
+        _is_rare(now, each, DOUBT[0] * times, spread)
+        or _is_rare(both, pairs, DOUBT[1] * times, spread * math.sqrt(2))
+    )
+
+
+def _is_rare(value: float, before: Sequence[float], share: float, spread: float) -> bool:
+    """Return whether normal values of this spread are as low so seldom, and those before were."""
+    seldom = value < _NORMAL.inv_cdf(share) * spread
+    return seldom and sum(one <= value for one in before) < max(1.0, 1.5 * share * len(before))
 
 
 def _strength(state: _State, night: int) -> tuple[int, float]:
     """How strongly the last night, or the last two, speak for a drop, and the first of them."""
     if last := _unsure(state, night):
         level_nights = last.began - last.old_start
-        return last.began, _of_runs(state.nights, last.noise, last.began, night, level_nights)
+        return last.began, _of_runs(state, last.noise, last.began, night, level_nights)
     best = (night, 0.0)
     for first in (night, night - 1):
         noise = state.learn(first) if first - state.start >= state.need else None
         if noise is not None:
-            strength = _of_runs(state.nights, noise, first, night, first - state.start)
+            strength = _of_runs(state, noise, first, night, first - state.start)
             best = max(best, (first, strength), key=lambda one: one[1])
     return best
 
 
-def _of_runs(nights: Nightly, noise: Noise, first: int, last: int, level_nights: int) -> float:
+def _of_runs(state: _State, noise: Noise, first: int, last: int, level_nights: int) -> float:
     """Return the normal deviate of the runs of these nights being below a level."""
-    shared, total, weight = _share(nights, noise, first), 0.0, 0.0
+    nights, shared, total, weight = state.nights, state.shared.part, 0.0, 0.0
     count, memory = last - first + 1, noise.response.memory
     for night in range(first, last + 1):
         runs = nights.runs[night] if nights.runs else [nights.values[night]]
@@ -288,15 +316,17 @@ def _evidence_of(noise: Noise, runs: Sequence[float]) -> float:
     return sum(cut) / len(cut)
 
 
-def _share(nights: Nightly, noise: Noise, before: int) -> float:
-    """The part of the variance of a run that all runs of its night share."""
-    top, bottom = _SHARED * _SHARED_WEIGHT, _SHARED_WEIGHT
-    for night, run, others, count in nights.common:
-        if night < before:
-            x = max(-4.0, min(4.0, run / noise.spread))
-            top += x * max(-4.0, min(4.0, others / noise.spread)) * count / 3
-            bottom += x * x * count / 3
-    return max(0.0, min(0.95, top / bottom))
+def _learn_shared(state: _State, night: int) -> None:
+    """Take a night that was measured again, and is no drop, as an example of what runs share.
+
+    Of a drop all runs are low: taken for an example, it would hide every later one.
+    """
+    runs = state.nights.runs[night] if state.nights.runs else ()
+    noise = state.learn(night) if len(runs) > 1 and night - state.start >= state.need else None
+    if noise is None:
+        return
+    first, *others = ((run - noise.level) / noise.spread for run in runs)
+    state.shared = state.shared.and_night(first, others)
 
 
 def _looked(state: _State, night: int) -> bool:
@@ -335,7 +365,7 @@ def evidence_now(found: Found, nights: Nightly) -> float:
 
 def _as_one_of_many(strength: float) -> float:
     """The strength of a look at two spans of nights, as one of all windows would have it."""
-    rare = _NORMAL.cdf(-strength) * 2 / len(WINDOWS)
+    rare = _NORMAL.cdf(-strength) / len(WINDOWS)
     return -_NORMAL.inv_cdf(max(rare, 1e-300)) if strength > 0 else 0.0
 
 
@@ -403,9 +433,8 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
     count = len(window.new)
     firsts = range(max(least, count - 2 * size), count - 1)
     t, first = max(window.each_t(firsts), key=lambda one: sign * one[0])
-    inflated = math.sqrt(_turbulence(state, window, first))
-    evidence = noise.normal(t / inflated, count - first)
-    if evidence < (_needed(noise) if sign < 0 else SURE):
+    evidence = noise.normal(t, count - first)
+    if evidence < (TELL if sign < 0 else SURE):
         return
     began = state.start + first
     kind = Kind.DROP if sign < 0 else Kind.RISE
@@ -432,38 +461,6 @@ def _tell(state: _State, new: Found) -> None:
         state.found.append(new)
         state.back = (start, state.earlier)
     state.restart(new.began, earlier)
-
-
-def _needed(noise: Noise) -> float:
-    """The evidence that a drop needs.
-
-    TELL, and up to SURE where WORTH shows so much in 3 nights (99 in 100 times) and twice of it
-    in 2.
-    """
-    size, most = WORTH * noise.level / noise.spread, caps(len(noise.ranks))
-    in_three = _expected(noise, min(size, most[0]), 3) - 2.33
-    in_two = _expected(noise, min(2 * size, most[min(2, len(most) - 1)]), 2)
-    return max(TELL, min(SURE, in_three, in_two))
-
-
-def _expected(noise: Noise, size: float, nights: int) -> float:
-    weight = noise.response.weight(nights)
-    error = math.sqrt(noise.variance * (1 / weight + 1 / LEVEL_NIGHTS))
-    return noise.normal(-size / error, nights)
-
-
-def _turbulence(state: _State, window: _Window, first: int) -> float:
-    """How much larger the variance is of late than it was: 1 unless by half of it or more."""
-    noise, recent = window.noise, 16
-    nights = state.nights.values[state.start + max(0, first - recent) : state.start + first]
-    before = [value - noise.level for value in nights]
-    if len(before) < recent:
-        before = [*state.earlier[len(before) - recent :], *before]
-    mean = sum(window.new[first:]) / (len(window.new) - first)
-    since = [(new - mean) ** 2 for new in window.new[first:]]
-    power = sum(min(12.0, (one / noise.spread) ** 2) for one in before) + sum(since)
-    ratio = (recent / 2 + power) / (recent / 2 + len(before) + len(since) - 1)
-    return ratio if ratio > 1.5 else 1.0
 
 
 def _broke(state: _State, night: int) -> bool:

@@ -15,13 +15,21 @@ from statistics import median
 
 from hpcdl.regress import changes as law
 from hpcdl.regress.changes import LEVEL_NIGHTS, MIN_NIGHTS, Found, Kind, may_hold
-from hpcdl.regress.estimate import Nightly, level_of, nightly, shrunk, weekend_effect
+from hpcdl.regress.estimate import (
+    UNKNOWN,
+    Nightly,
+    Shared,
+    level_of,
+    nightly,
+    shrunk,
+    weekend_effect,
+)
 from hpcdl.regress.identity import Night
 from hpcdl.regress.nodes import slow_nodes
 
 BUDGET = 0.01
 """The site's one knob: the part of nights on which its gate may be closed by chance alone."""
-_NOW_NIGHTS, _LEVEL_RUNS = 7, 3
+_NOW_NIGHTS, _LEVEL_RUNS, _ASKED = 7, 3, 60
 _STEADY, _NODE_NIGHTS = 3, 5
 """Nights on one node before another one counts as a change; that tell how a node differs."""
 
@@ -114,7 +122,7 @@ class Runs:
     nights: Nightly
 
 
-def runs_of(ordered: Iterable[Night]) -> Runs:
+def runs_of(ordered: Iterable[Night], shared: Shared = UNKNOWN) -> Runs:
     """A series' runs, oldest first, as nights."""
     by_date: dict[date, list[Night]] = {}
     for night in ordered:
@@ -123,11 +131,17 @@ def runs_of(ordered: Iterable[Night]) -> Runs:
     offsets = _node_effects(each)
     found = nightly([[run.value - offsets.get(run.node, 0.0) for run in night] for night in each])
     calm = without_weekends(found, [day.weekday() for day in by_date])
+    calm = replace(calm, shared=shared)
     return Runs([*by_date], each, found.values, calm)
 
 
 def analyse(
-    series: Sequence[Night], least: float = 0.0, watched: int = 1, *, lower: bool = False
+    series: Sequence[Night],
+    least: float = 0.0,
+    watched: int = 1,
+    shared: Shared = UNKNOWN,
+    *,
+    lower: bool = False,
 ) -> Analysis:
     """Everything there is to say of a series: nights in any order, several per date are one.
 
@@ -135,7 +149,9 @@ def analyse(
     share the site's budget of nights that are closed by chance. Where `lower` values are better, a
     time is looked at as its rate, 1/t.
     """
-    runs = runs_of(sorted(as_rates(series) if lower else series, key=lambda night: night.date))
+    runs = runs_of(
+        sorted(as_rates(series) if lower else series, key=lambda night: night.date), shared
+    )
     enough = law.closing_strength(BUDGET, watched)
     changes = tuple(_change(found, runs, enough) for found in law.detect(runs.nights))
     start = max((edge for change in changes for edge in change.edges), default=0)
@@ -156,7 +172,9 @@ def may_be_low_tonight(values: Sequence[float]) -> bool:
     return bool(recent) and 3 * sum(value <= values[-1] for value in recent) <= len(recent) + 2
 
 
-def is_doubtful(series: Sequence[Night], watched: int, *, lower: bool = False) -> bool:
+def is_doubtful(
+    series: Sequence[Night], watched: int, shared: Shared = UNKNOWN, *, lower: bool = False
+) -> bool:
     """Return whether the last night of a series should be measured again.
 
     As `analyse`; several runs on its date are those so far.
@@ -168,7 +186,22 @@ def is_doubtful(series: Sequence[Night], watched: int, *, lower: bool = False) -
     before = next((one for one in reversed(ordered) if one.date != ordered[-1].date), ordered[-1])
     fresh = (before.release, before.driver) != (ordered[-1].release, ordered[-1].driver)
     enough = law.closing_strength(BUDGET, watched)
-    return law.look(runs_of(ordered).nights, enough, fresh=fresh).doubtful
+    return law.look(runs_of(ordered, shared).nights, enough, fresh=fresh).doubtful
+
+
+def learn_shared(each: Sequence[Sequence[Night]]) -> Shared:
+    """What the series of a site tell of the part of a deviation that all runs of a night share.
+
+    One series is measured again on a few nights only; those of a site together know the part well.
+    Of many series every nth is asked; series whose nights have several runs anyway tell nothing.
+    """
+    known = Shared(0.0, 0.0)
+    for series in each[:: 1 + len(each) // _ASKED]:
+        nights = runs_of(sorted(series, key=lambda night: night.date)).nights
+        if nights.usual == 1 < max(map(len, nights.runs), default=1):
+            known = Shared(*map(float.__add__, known, law.shared_by(nights)))
+            known = Shared(*map(float.__sub__, known, UNKNOWN))
+    return Shared(*map(float.__add__, known, UNKNOWN)).opinion()
 
 
 def at_level(nights: Sequence[Night], since: str) -> list[Night]:

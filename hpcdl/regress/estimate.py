@@ -16,11 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
-from statistics import median
+from statistics import NormalDist, median
 from typing import NamedTuple
 
 from hpcdl.regress.identity import LARGEST
 
+_NORMAL = NormalDist()
 NARROWEST = 0.003
 """Of a level: no series is taken to scatter less."""
 _MAD_TO_SIGMA = 1.4826
@@ -114,7 +115,7 @@ def as_normal(t: float, degrees: float) -> float:
 @lru_cache(maxsize=512)
 def caps(count: int) -> tuple[float, ...]:
     """Return how much a night counts at most, by how many of `count` nights before were as far."""
-    return tuple(math.sqrt(2 * math.log((count + 1) / (rank + 1))) for rank in range(count + 1))
+    return tuple(-_NORMAL.inv_cdf((rank + 0.5) / (count + 1)) for rank in range(count + 1))
 
 
 def noise_of(
@@ -197,18 +198,51 @@ def resolution_of(values: Sequence[float]) -> float:
     return min(after - before for before, after in pairwise(distinct))
 
 
+class Shared(NamedTuple):
+    """What is known of the part of a run's deviation that all runs of its night share.
+
+    Sums over nights that were measured again: of the first run's deviation times that of the
+    others, and of the first one's square. They begin as an opinion of few nights.
+    """
+
+    products: float = 0.6
+    squares: float = 4.0
+
+    @property
+    def part(self) -> float:
+        """The part, from 0 to 0.95."""
+        return max(0.0, min(0.95, self.products / self.squares))
+
+    def opinion(self, nights: float = 15.0) -> Shared:
+        """The same, as the opinion of at most so many nights."""
+        times = min(1.0, nights / self.squares)
+        return Shared(self.products * times, self.squares * times)
+
+    def and_night(self, first: float, others: Sequence[float]) -> Shared:
+        """With one more night: the deviations of its first run and of the others, in spreads."""
+        first, *rest = (max(-4.0, min(4.0, run)) for run in (first, *others))
+        weight = (len(rest) + 1) / 4
+        products = weight * first * sum(rest) / len(rest)
+        return Shared(self.products + products, self.squares + weight * first * first)
+
+
+UNKNOWN = Shared()
+
+
 @dataclass(frozen=True)
 class Nightly:
     """The nights of a series.
 
     A value each, the variance of it that runs explain (0 where that is not known), the resolution
-    (0 where it is fine), and the runs of each, unless all nights have one.
+    (0 where it is fine), the runs of each, unless all nights have one, and what the site's series
+    tell of what runs share.
     """
 
     values: list[float]
     within: float
     step: float
     runs: Sequence[Sequence[float]] = ()
+    shared: Shared = UNKNOWN
 
     @cached_property
     def usual(self) -> float:
@@ -219,21 +253,6 @@ class Nightly:
     def firsts(self) -> Sequence[float]:
         """The first run of each night."""
         return [runs[0] for runs in self.runs] if self.runs else self.values
-
-    @cached_property
-    def common(self) -> Sequence[tuple[int, float, float, int]]:
-        """The nights with several runs: night, first run, mean and number of the others.
-
-        Runs as differences from the nights around: a run that is repeated because it was low tells
-        by the others how much of a deviation all runs of a night share.
-        """
-        rows = []
-        for night, runs in enumerate(self.runs):
-            around = [*self.values[max(0, night - 45) : night], *self.values[night + 1 : night + 9]]
-            if len(runs) > 1 and len(around) > 3:
-                level, rest = median(around), runs[1:]
-                rows.append((night, runs[0] - level, sum(rest) / len(rest) - level, len(rest)))
-        return rows
 
 
 def nightly(runs: Sequence[Sequence[float]]) -> Nightly:

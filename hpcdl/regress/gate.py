@@ -7,17 +7,26 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from statistics import median
 
 from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, GateAnswer, Rulings, of_change
 from hpcdl.regress.causes import POOLED, Tonight, pooled, tonight
-from hpcdl.regress.drift import analyse, as_rates, at_level, is_doubtful, may_be_worse, means_alike
+from hpcdl.regress.drift import (
+    analyse,
+    as_rates,
+    at_level,
+    is_doubtful,
+    learn_shared,
+    may_be_worse,
+    means_alike,
+)
 from hpcdl.regress.history import History, Mean, Result, night_of, series_of, single_node
-from hpcdl.regress.identity import LOWER, Series, better_of
+from hpcdl.regress.identity import LOWER, Night, Series, better_of
 from hpcdl.regress.nodes import COMPARED, slow_nodes
 from hpcdl.regress.verdict import WHOLE_RUN
 from hpcdl.results.faults import NEUTRAL, Status
@@ -35,8 +44,9 @@ class _Question:
     """The gate's input: the time of each series' newest result, and the present time.
 
     `latest` is the newest time of each case, and of the runs on each partition; `watched` series
-    share the budget of nights that are closed by chance. `tonight` gathers what each series says of
-    the last night.
+    share the budget of nights that are closed by chance. What all series tell of the runs of a
+    night is known last: `again` gathers nights of series that were measured again, `tonight` what
+    each says of the last night, `changed` those that may be changed, and whether lower is better.
     """
 
     history: History
@@ -46,7 +56,9 @@ class _Question:
     least: float
     watched: int
     rulings: Rulings
-    tonight: list[Tonight] = field(default_factory=list)
+    tonight: list[Callable[[float], Tonight | None]] = field(default_factory=list)
+    changed: list[tuple[Series, list[Night], bool]] = field(default_factory=list)
+    again: list[list[Night]] = field(default_factory=list)
 
     def silent_days(self, series: Series) -> float:
         """Days since a series' newest result."""
@@ -99,8 +111,12 @@ def ask(
     question = _Question(history, newest, _latest(newest), now, execution.margin, measured, rulings)
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
     each = [finding for series in alive for finding in _findings(question, series)]
-    if question.tonight:
-        each += pooled(question.tonight, date.fromisoformat(max(newest.values())[:10]))
+    shared = learn_shared(question.again)
+    for series, nights, lower in question.changed:
+        worse = analyse(nights, watched=measured, shared=shared, lower=lower).worse
+        each += [of_change(series, worse)] if worse else []
+    if members := [one for say in question.tonight if (one := say(shared.part))]:
+        each += pooled(members, date.fromisoformat(max(newest.values())[:10]))
     distinct = [
         *{(finding.id, finding.kind, finding.description): finding for finding in each}.values()
     ]
@@ -132,7 +148,7 @@ def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> s
 
     They are not in the history yet. The runs of many nodes are compared with each other instead.
     """
-    watched, chosen = sum(bool(series.metric) for series in history.series()), set[Series]()
+    watched, asked = sum(bool(series.metric) for series in history.series()), []
     each: dict[Series, list[Result]] = {}
     for result in tonight:
         if result.metric and result.value is not None:
@@ -145,9 +161,13 @@ def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> s
         accepted = rulings.since(series, date.fromisoformat(last.time[:10]))
         nights = history.nights(series, _days_before(last.time, LOOK_BACK_DAYS))
         nights = at_level([*nights, *map(night_of, results)], accepted)
-        if is_doubtful(nights, max(1, watched), lower=better == LOWER):
-            chosen.add(series.of_case)
-    return chosen
+        asked.append((series, nights, better == LOWER))
+    shared = learn_shared([as_rates(nights) if lower else nights for _, nights, lower in asked])
+    return {
+        series.of_case
+        for series, nights, lower in asked
+        if is_doubtful(nights, max(1, watched), shared, lower=lower)
+    }
 
 
 def _ruled(question: _Question, findings: list[Finding]) -> tuple[list[Finding], list[Finding]]:
@@ -251,8 +271,8 @@ def _gather_tonight(
         if old and new and old != new
     )
     values = [mean.value for mean in nights]
-    found = tonight(series, values, nights[-1].runs, next(changed, ""), lower=lower)
-    question.tonight.extend([found] if found else [])
+    with_it = next(changed, "")
+    question.tonight.append(partial(tonight, series, values, nights[-1].runs, with_it, lower=lower))
 
 
 def _vanished(history: History, series: Series, run: list[Result]) -> list[Finding]:
@@ -309,6 +329,8 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> list[
     nights = history.nights(series, start if accepted else since) if look or mixed else []
     nights = at_level(nights, accepted) if accepted else nights
     if look or (mixed and may_be_worse(means_alike(nights), lower=lower)):
-        worse = analyse(nights, watched=question.watched, lower=lower).worse
-        findings += [of_change(series, worse)] if worse else []
+        question.changed.append((series, nights, lower))
+    if max(mean.runs for mean in means) > 1 and median(mean.runs for mean in means) == 1:
+        again = nights or history.nights(series, since)
+        question.again.append(as_rates(again) if lower else again)
     return findings

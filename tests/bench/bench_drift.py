@@ -74,7 +74,9 @@ def sure_nights(nights, enough):
             if one.kind is Kind.RISE:
                 continue
             runs = nights.runs[: night + 1]
-            then = Nightly(nights.values[: night + 1], nights.within, nights.step, runs)
+            then = Nightly(
+                nights.values[: night + 1], nights.within, nights.step, runs, nights.shared
+            )
             if evidence_now(one, then) >= enough:
                 found.add(night)
     return found
