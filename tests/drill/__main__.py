@@ -2,7 +2,7 @@
 
 What ran is written to results.json, by name, and from it the table in docs/reliability.md: the
 counts are those that ran, and a drill that did not run is not in it. `MINUTES=9` ends each drill
-after so long, and `MORE=1` takes it up at the count where it ended: a drill of hours in pieces.
+after so long.
 """
 
 import json
@@ -37,18 +37,11 @@ def main(names):
 
 
 def _one(drill, goal, seed):
-    start, before = time.monotonic(), _kept().get(drill.name, {}) if os.environ.get("MORE") else {}
-    first = before.get("count", 0)
-    if first >= goal:
-        return True
+    start = time.monotonic()
     minutes = float(os.environ.get("MINUTES", "inf"))
     with short_home() as home:
-        tally = carry_out(drill, range(first, goal), home / "d", seed, 60 * minutes)
-    found = [
-        *(f"lost: {one}" for one in tally.lost),
-        *(f"wrong: {one}" for one in tally.wrong),
-        *(f"left: {one}" for one in tally.left),
-    ]
+        tally = carry_out(drill, range(goal), home / "d", seed, 60 * minutes)
+    found = [f"{key}: {one}" for key in ("lost", "wrong", "left") for one in getattr(tally, key)]
     print(
         f"{drill.name}: {tally.count} of {goal}, {len(tally.lost)} lost, {len(tally.wrong)} "
         f"wrong, {len(tally.left)} left, {time.monotonic() - start:.0f} s {tally.note}",
@@ -56,7 +49,7 @@ def _one(drill, goal, seed):
     )
     for line in found[:_SHOWN]:
         print(f"  {line}", flush=True)
-    _keep(drill, tally, before)
+    _keep(drill, tally)
     return not found
 
 
@@ -64,14 +57,9 @@ def _kept():
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 
-def _keep(drill, tally, before):
-    counts = {
-        "count": tally.count,
-        "lost": len(tally.lost),
-        "wrong": len(tally.wrong),
-        "left": len(tally.left),
-    }
-    counts = {key: count + before.get(key, 0) for key, count in counts.items()}
+def _keep(drill, tally):
+    counts = {key: len(getattr(tally, key)) for key in ("lost", "wrong", "left")}
+    counts["count"] = tally.count
     kept = {**_kept(), drill.name: {**counts, "date": time.strftime("%Y-%m-%d", time.gmtime())}}
     RESULTS.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
     if PAGE.exists():

@@ -70,14 +70,8 @@ def killed(bench):
 
 def _next(bench, number):
     node = f"p100-0{bench.chance.randint(1, 2)}"
-    return (
-        ("cluster", "up"),
-        ("cluster", "down"),
-        ("cluster", "node", "kill", node),
-        ("cluster", "node", "up", node),
-        ("cluster", "node", "cut", node),
-        ("cluster", "node", "heal", node),
-    )[number % 6]
+    acts = ("up", "down", *(f"node {act} {node}" for act in ("kill", "up", "cut", "heal")))
+    return ("cluster", *acts[number % 6].split())
 
 
 def _prepared(bench, words):
@@ -104,15 +98,8 @@ def twice(bench):
     _stopped(bench, "two at once")
 
 
+EACH, BACK = "cluster up, down, node kill, up, cut, heal", "down leaves nothing, up brings it back"
 DRILLS = (
-    Drill(
-        "cluster-kill",
-        "cluster up, down, node kill, up, cut, heal",
-        "SIGKILL",
-        200,
-        "down leaves nothing, up brings it back",
-        7200,
-        killed,
-    ),
+    Drill("cluster-kill", EACH, "SIGKILL", 200, BACK, 7200, killed),
     Drill("cluster-twice", "cluster up, down", "two at once", 20, "up works", 1800, twice),
 )

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from hpcdl.stack.dispatch import read_history
@@ -12,7 +13,7 @@ from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id, release_ids
 from tests.drill.clusters import site_file
-from tests.drill.harness import HPCDL, Drill
+from tests.drill.harness import HPCDL, Done, Drill
 from tests.drill.shim import Fault
 from tests.drill.stacks import ACT, releases, sound
 from tests.nights import simulated
@@ -28,46 +29,19 @@ def commands(bench, place):
     """Commands that change files below `place`, and need no Slurm."""
     night = bench.home / "night.jsonl"
     night.write_text("".join(json.dumps(row.__dict__) + "\n" for row in simulated(1)))
-    return {
-        "publish": [*ACT, "publish", str(place / "prefix"), "b", "new"],
-        "rollback": [*ACT, "rollback", str(place / "prefix")],
-        "gc": [*ACT, "gc", str(place / "prefix")],
-        "import": [
-            *HPCDL,
-            "check",
-            "history",
-            "import",
-            "--site",
-            "embedded",
-            "--history",
-            str(place / "history.sqlite"),
-            str(night),
-        ],
-        "render": [
-            *HPCDL,
-            "job",
-            "render",
-            "--site",
-            "embedded",
-            "--partition",
-            "p100",
-            "--gpus",
-            "1",
-            "--no-module",
-            "--",
-            "true",
-        ],
-        "ci": [
-            *HPCDL,
-            "check",
-            "ci",
-            "gitlab",
-            "--site",
-            "embedded",
-            "--output",
-            str(place / "ci.yml"),
-        ],
+    act, history = partial(_act, place / "prefix"), f"--history {place}/history.sqlite"
+    render = "job render --site embedded --partition p100 --gpus 1 --no-module -- true"
+    ours = {
+        "import": f"check history import --site embedded {history} {night}",
+        "render": render,
+        "ci": f"check ci gitlab --site embedded --output {place}/ci.yml",
     }
+    acts = {"publish": act("publish", "b", "new"), "rollback": act("rollback"), "gc": act("gc")}
+    return acts | {name: [*HPCDL, *text.split()] for name, text in ours.items()}
+
+
+def _act(prefix, name, *more):
+    return [*ACT, name, str(prefix), *more]
 
 
 def _filled(bench):
@@ -79,7 +53,7 @@ def _filled(bench):
     return first
 
 
-def broken(bench, error, *, once=False):
+def broken(bench, error, **how):
     """An error from a change on, or at one: the old state or the new one, and a clear message."""
     first, place = _filled(bench), bench.home / "disk"
     bench.extra["HPCDL_CACHE"] = str(place / "cache")
@@ -89,7 +63,7 @@ def broken(bench, error, *, once=False):
         at = bench.moment(name, number // 6, words, place)
         _renewed(first, place)
         before = set(release_ids(small_site(place / "prefix")))
-        done = bench.run(words, fault=Fault(place, at, error, once=once))
+        done = bench.run(words, fault=Fault(place, at, error, **how))
         _judged(bench, name, done, f"{errno.errorcode[error]} at {at}")
         site = small_site(place / "prefix")
         if name != "gc":
@@ -100,6 +74,24 @@ def broken(bench, error, *, once=False):
         if name in {"publish", "gc", "rollback"}:
             publish(site, release_ids(site)[0], passing, say=silent, verify_again=True)
             collect(site, dict)
+
+
+def slow(bench):
+    """A change takes 5 s: the same command beside it waits; nothing is done twice or by half."""
+    first, place = _filled(bench), bench.home / "disk"
+    bench.extra["HPCDL_CACHE"] = str(place / "cache")
+    for number in bench.times():
+        name, words = list(commands(bench, place).items())[number % 6]
+        _renewed(first, place)
+        at = bench.moment(name, number // 6, words, place)
+        _renewed(first, place)
+        late = bench.start(words, fault=Fault(place, at, slow=5))
+        done = bench.run(words)
+        out, err = late.communicate(timeout=60)
+        for one in (done, Done(tuple(words), late.returncode, out, err)):
+            _judged(bench, name, one, f"a change of 5 s at {at}")
+            bench.must(one.ok or (name == "rollback" and one.code == 2), f"slow at {at}: {one}")
+        sound(bench, small_site(place / "prefix"), f"{name} with a change of 5 s at {at}")
 
 
 def _judged(bench, name, done, what):
@@ -207,38 +199,26 @@ def clocks(bench):
                 publish(site, name, passing, say=silent)
 
 
-def _broken(error, *, once=False):
-    return lambda bench: broken(bench, error, once=once)
+def _broken(error, **how):
+    return lambda bench: broken(bench, error, **how)
 
 
-FILES = "publish, rollback, gc, history import, render, ci"
-OLD = "the old state or the new one; it works afterwards"
+SWITCHES = "publish, rollback, gc"
+FILES, IMPORT = f"{SWITCHES}, history import, render, ci", f"{SWITCHES}, history import"
+OLD, NONE = "the old state or the new one; it works afterwards", "nothing is done without one"
+FULL, QUOTA = "no space from a change on", "quota from a change on"
+READ_ONLY, ERROR = "read-only from a change on", "I/O error at a change"
+STALE, LOST = "ESTALE at a change", "a change is made, and answered with an error, as by NFS"
+REAL, CLOCKS = "tmpfs full, without inodes, read-only", "+400 days, -1 h, summer time"
 DRILLS = (
-    Drill("disk-full", FILES, "no space from a change on", 60, OLD, 1800, _broken(errno.ENOSPC)),
-    Drill("disk-quota", FILES, "quota from a change on", 60, OLD, 1800, _broken(errno.EDQUOT)),
-    Drill(
-        "disk-read-only", FILES, "read-only from a change on", 60, OLD, 1800, _broken(errno.EROFS)
-    ),
-    Drill(
-        "disk-error", FILES, "I/O error at a change", 120, OLD, 3600, _broken(errno.EIO, once=True)
-    ),
-    Drill("disk-real", FILES, "tmpfs full, without inodes, read-only", 36, OLD, 1200, real_disks),
-    Drill(
-        "locks",
-        "publish, rollback, gc, history import",
-        "locks that fail",
-        24,
-        "nothing is done without one",
-        600,
-        no_locks,
-    ),
-    Drill(
-        "clocks",
-        "publish, rollback, gc",
-        "+400 days, -1 h, summer time",
-        40,
-        "order and history hold",
-        1200,
-        clocks,
-    ),
+    Drill("disk-full", FILES, FULL, 60, OLD, 1800, _broken(errno.ENOSPC)),
+    Drill("disk-quota", FILES, QUOTA, 60, OLD, 1800, _broken(errno.EDQUOT)),
+    Drill("disk-read-only", FILES, READ_ONLY, 60, OLD, 1800, _broken(errno.EROFS)),
+    Drill("disk-error", FILES, ERROR, 120, OLD, 3600, _broken(errno.EIO, once=True)),
+    Drill("disk-stale", FILES, STALE, 60, OLD, 1800, _broken(errno.ESTALE, once=True)),
+    Drill("disk-lost-reply", FILES, LOST, 60, OLD, 1800, _broken(errno.ENOENT, late=True)),
+    Drill("disk-slow", FILES, "a change of 5 s, another command beside it", 30, OLD, 900, slow),
+    Drill("disk-real", FILES, REAL, 36, OLD, 1200, real_disks),
+    Drill("locks", IMPORT, "locks that fail", 24, NONE, 600, no_locks),
+    Drill("clocks", SWITCHES, CLOCKS, 40, "order and history hold", 1200, clocks),
 )

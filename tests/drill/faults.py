@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from hpcdl.cluster.state import read_state
+from hpcdl.system.resources import cache
 from tests.drill.clusters import place, running
 from tests.drill.harness import HPCDL, ROOT, Done, Drill
 from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words
@@ -136,7 +137,7 @@ def lies(bench):
 def training_python():
     """A Python with TensorFlow: HPCDL_TEST_PYTHON, or the newest release of the tests."""
     named = os.environ.get("HPCDL_TEST_PYTHON")
-    found = (Path.home() / ".cache" / "hpcdl" / "tests").glob("prefix/releases/*/stack/bin/python")
+    found = cache("tests").glob("prefix/releases/*/stack/bin/python")
     return Path(named) if named else max(found, key=lambda p: p.stat().st_ctime, default=None)
 
 
@@ -149,21 +150,8 @@ def killed_training(bench):
     data = bench.home / "digits"
     make = [str(python), "-m", "hpcdl.train.data", "make", "digits", str(data)]
     job = bench.home / "job"
-    train = [
-        str(python),
-        "-m",
-        "hpcdl.train",
-        "--job-dir",
-        str(job),
-        "--model",
-        "mlp",
-        "--data",
-        str(data),
-        "--epochs",
-        "4",
-        "--checkpoint-every",
-        "20",
-    ]
+    options = f"--job-dir {job} --model mlp --data {data} --epochs 4 --checkpoint-every 20"
+    train = [str(python), "-m", "hpcdl.train", *options.split()]
     bench.must((done := bench.run(make)).ok, str(done))
     whole = _inspected(bench, python, data)
     for number in bench.times():
@@ -183,28 +171,13 @@ def _inspected(bench, python, data):
 
 def demo(bench):
     """A whole demo is ended by a signal; then it runs to its end, and `down` leaves nothing."""
-    env = {
-        "HPCDL_SITE": "embedded",
-        "HPCDL_CACHE": str(Path.home() / ".cache" / "hpcdl"),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    bench.extra.update(env)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    bench.extra |= {"HPCDL_SITE": "embedded", "HPCDL_CACHE": str(cache()), "PATH": path}
     words = [*HPCDL, "tour", "--yes"]
     seconds = 240.0
     for number in bench.times():
         sent = (signal.SIGHUP, signal.SIGTERM, signal.SIGINT)[number % 3]
-        running_demo = subprocess.Popen(
-            words,
-            env=bench.env,
-            cwd=bench.home,
-            start_new_session=True,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            preexec_fn=lambda: [
-                signal.signal(one, signal.SIG_DFL) for one in (signal.SIGINT, signal.SIGHUP)
-            ],
-        )
+        running_demo = bench.start(words, start_new_session=True, preexec_fn=_heeds_signals)
         begun = time.monotonic()
         try:
             _, err = running_demo.communicate(timeout=bench.chance.uniform(1, seconds))
@@ -228,36 +201,21 @@ def demo(bench):
         bench.must(down.ok, f"down after {sent.name}: {down}")
 
 
-ONCE = "each job once; a clear message; it works afterwards"
+def _heeds_signals():
+    """A shell's background job, and what `nohup` starts, ignore them."""
+    for one in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_DFL)
+
+
+ONCE, AGAIN = "each job once; a clear message; it works afterwards", "the same"
+ALL = "submit, sweep, list, cancel, site check, gc, status, check run"
+LIE = "squeue, sinfo or scontrol lie"
+SIGNALS, TRAIN = "SIGHUP, SIGTERM, Ctrl-C", "data make, train"
 DRILLS = (
-    Drill(
-        "slurm-killed",
-        "submit, sweep, list, cancel, site check, gc, status, check run",
-        "slurmctld killed meanwhile",
-        40,
-        ONCE,
-        3600,
-        controller_killed,
-    ),
-    Drill("slurm-absent", "the same", "no slurmctld", 16, ONCE, 1800, controller_absent),
-    Drill("slurm-slow", "the same", "slurmctld hangs for 60 s", 16, ONCE, 3600, controller_slow),
-    Drill("slurm-lies", "the same", "squeue, sinfo or scontrol lie", 48, ONCE, 3600, lies),
-    Drill(
-        "training-kill",
-        "data make, train",
-        "SIGKILL",
-        50,
-        "same data; a result",
-        5400,
-        killed_training,
-    ),
-    Drill(
-        "demo-signals",
-        "make demo",
-        "SIGHUP, SIGTERM, Ctrl-C",
-        20,
-        "down leaves nothing",
-        7200,
-        demo,
-    ),
+    Drill("slurm-killed", ALL, "slurmctld killed meanwhile", 40, ONCE, 3600, controller_killed),
+    Drill("slurm-absent", AGAIN, "no slurmctld", 16, ONCE, 1800, controller_absent),
+    Drill("slurm-slow", AGAIN, "slurmctld hangs for 60 s", 16, ONCE, 3600, controller_slow),
+    Drill("slurm-lies", AGAIN, LIE, 48, ONCE, 3600, lies),
+    Drill("training-kill", TRAIN, "SIGKILL", 50, "same data; a result", 5400, killed_training),
+    Drill("demo-signals", "make demo", SIGNALS, 20, "down leaves nothing", 7200, demo),
 )

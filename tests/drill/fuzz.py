@@ -31,104 +31,29 @@ _SECONDS = 30
 _MEMORY = 4 << 30
 # What runs for long, serves, trains, or prints what another program is to read.
 _LEFT_OUT = {"tour", "train", "data", "cluster", "stage", "doctor", "clean", "completion"}
-_NASTY = (
-    "",
-    " ",
-    "-",
-    "--",
-    "-1",
-    "0",
-    "1e9",
-    "NaN",
-    "inf",
-    "999999999999999999999",
-    "x" * 5000,
-    "ä€\U0001f600",
-    "a\nb",
-    "a\tb",
-    "\x1b[31m",
-    "\udcff",
-    "~nosuch/x",
-    "/",
-    "/dev/full",
-    "/dev/null",
-    ".",
-    "..",
-    "../../etc",
-    "$HOME",
-    "${x:-y}",
-    "`id`",
-    "$(id)",
-    "a=b",
-    "a=b,c=d",
-    "=",
-    ",",
-    "1,2",
-    "1-2",
-    "[1-",
-    "n[1-999999999]",
-    "{",
-    "}",
-    "{x}",
-    "%j",
-    "%%",
-    "\\",
-    "'",
-    '"',
-    "null",
-    "true",
-    "1:00",
-    "1-00:00:00",
-    "99:99:99",
-    "64Q",
-    "2026-13-45",
-    "00000000",
-    "p100",
-    "none",
-    "*",
-    "?",
-    "#",
-    "\u2013-gpus",
-    "http://x/y",
-    "file:///etc/passwd",
-)
+_WORDS = r"""
+- -- -1 0 1e9 1e999 NaN inf 999999999999999999999 null true none 64Q p100 00000000 ~nosuch/x / . ..
+/dev/full /dev/null ../../etc http://x/y file:///etc/passwd $HOME ${x:-y} `id` $(id) a=b a=b,c=d = ,
+1,2 1-2 [1- n[1-999999999] { } {x} %j %% \ ' " * ? # 1:00 1-00:00:00 99:99:99 2026-13-45
+&a [*a,*a] !!int <b> =1+1
+"""
+_LONG = ("x" * 5000, "9" * 5000, "\u2013-gpus")
+_NASTY = ("", " ", "a\nb", "a\tb", "\x1b[31m", "\udcff", "ä€\U0001f600", *_LONG, *_WORDS.split())
 _VALUES = (
-    *_NASTY,
-    None,
-    True,
-    False,
-    0,
-    -1,
-    2**70,
-    1.5,
-    float("nan"),
-    float("inf"),
-    [],
-    {},
-    [[]],
-    {"": 1},
-    [None],
-    {"a": {"b": {"c": 1}}},
-    ["x"] * 300,
-    {1: 2},
+    *(*_NASTY, None, True, False, 0, -1, 2**70, 1.5, float("nan"), float("inf")),
+    *([], {}, [[]], {"": 1}, [None], {"a": {"b": {"c": 1}}}, ["x"] * 300, {1: 2}),
 )
 # Commands that read a document, by its kind; FILE is the mutated one.
 _READERS = {
     "site": (
-        "site show --site FILE",
-        "job render --site FILE --no-module",
-        "job render --site FILE --gpus 2 -- ./x",
-        "stack resolve --site FILE",
-        "stack plan --site FILE",
-        "stack list --site FILE",
-        "predict scale --site FILE --model resnet50",
+        *("site show --site FILE", "job render --site FILE --no-module"),
+        *("job render --site FILE --gpus 2 -- ./x", "cluster status --site FILE"),
+        *("stack resolve --site FILE", "stack plan --site FILE", "stack list --site FILE"),
+        *("predict scale --site FILE --model resnet50", "check settings --site FILE"),
         "check references show --site FILE",
-        "check settings --site FILE",
-        "cluster status --site FILE",
     ),
-    "job": (
-        "job render --site embedded --file FILE",
-        "job submit --site embedded --dry-run --file FILE",
+    "job": tuple(
+        f"job {act} --site embedded --file FILE" for act in ("render", "submit --dry-run")
     ),
     "script": ("job lint FILE", "job lint --site pi --json FILE"),
     "result": (
@@ -225,37 +150,16 @@ def _valid(chance, kind):
     return json.dumps(_RESULT)
 
 
-_JOB = {
-    "schema": 1,
-    "partition": "p100",
-    "nodes": 2,
-    "gpus_per_node": 4,
-    "time": "2:00:00",
-    "name": "x",
-    "mem": "64G",
-    "launcher": "horovod",
-    "env": {"A": "b"},
-    "modules": ["tensorflow"],
-    "data": "/data",
-    "account": "p",
-    "sbatch": ["mail-type=END"],
-    "program": ["python", "train.py", "--lr", "0.1"],
-    "chdir": "/work",
-}
-_RESULT = {
-    "schema": 1,
-    "model": "resnet50",
-    "global_batch": 256,
-    "world_size": 4,
-    "nodes": 1,
-    "precision": "fp32",
-    "throughput": {"mean": 900.0, "unit": "images/s"},
-    "steps": 100,
-    "phases": {"compute": 0.2, "input": 0.01},
-    "hardware": {"gpu": "P100-PCIe"},
-    "time": "2026-11-01T10:00:00+00:00",
-    "status": "completed",
-}
+_JOB = yaml.safe_load(
+    "{schema: 1, partition: p100, nodes: 2, gpus_per_node: 4, time: '2:00:00', name: x, mem: 64G, "
+    "launcher: horovod, env: {A: b}, modules: [tensorflow], data: /data, account: p, chdir: /work, "
+    "sbatch: [mail-type=END], program: [python, train.py, --lr, '0.1']}"
+)
+_RESULT = yaml.safe_load(
+    "{schema: 1, model: resnet50, global_batch: 256, world_size: 4, nodes: 1, precision: fp32, "
+    "throughput: {mean: 900.0, unit: images/s}, steps: 100, phases: {compute: 0.2, input: 0.01}, "
+    "hardware: {gpu: P100-PCIe}, time: '2026-11-01T10:00:00+00:00', status: completed}"
+)
 
 
 def _mutated(chance, text, *, as_text):
@@ -347,14 +251,8 @@ def _in_child(argv, out, err):
 def fuzzed(bench):
     """The drill: cases in one worker after another, so that it can end in time."""
     for number in bench.times():
-        words = [
-            sys.executable,
-            "-m",
-            "tests.drill.fuzz",
-            bench.seed,
-            number * _CASES,
-            (number + 1) * _CASES,
-        ]
+        cases = (bench.seed, number * _CASES, (number + 1) * _CASES)
+        words = [sys.executable, "-m", "tests.drill.fuzz", *cases]
         done = bench.run(words, seconds=900)
         bench.must(done.ok, f"the worker ended: {done}")
         for line in done.out.splitlines():
@@ -362,17 +260,10 @@ def fuzzed(bench):
 
 
 _CASES = 500
-DRILLS = (
-    Drill(
-        "fuzz",
-        "all that read, and --dry-run of all that change",
-        "a valid command or file with one mutation",
-        40,
-        "an exit code of the table, a message, no traceback, no hang",
-        600,
-        fuzzed,
-    ),
-)
+WELL = "an exit code of the table, a message, no traceback, no hang"
+ONE = "a valid command or file with one mutation"
+DRILLS = (Drill("fuzz", "all that read, --dry-run of the rest", ONE, 40, WELL, 600, fuzzed),)
+
 
 if __name__ == "__main__":
     main_of_worker(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

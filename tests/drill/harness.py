@@ -113,7 +113,7 @@ class Bench:
             self.tally.wrong.append(f"hung for {seconds} s: {' '.join(words[-6:])}")
         return Done(words, started.returncode, out, err)
 
-    def start(self, argv, *, fault=None, env=None):
+    def start(self, argv, *, fault=None, env=None, **more):
         merged = {**self.env, **(env or {}), **(fault.env(self.home) if fault else {})}
         return subprocess.Popen(
             [str(one) for one in argv],
@@ -124,6 +124,7 @@ class Bench:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            **more,
         )
 
     def kill(self, what, turn, argv, below=None, prepare=lambda: None, seconds=120):

@@ -139,9 +139,11 @@ def history(bench):
         random.Random(index).shuffle(own)
         file.write_text("\n".join(own) + "\n")
     path = str(bench.home / "history.sqlite")
-    bench.hpcdl("check", "history", "show", "--history", path, "--site", "embedded")
-    show = [*HPCDL, "check", "history", "show", "--history", path, "--site", "embedded"]
-    take = [*HPCDL, "check", "history", "import", "--history", path, "--site", "embedded"]
+    show, take = (
+        [*HPCDL, "check", "history", action, "--history", path, "--site", "embedded"]
+        for action in ("show", "import")
+    )
+    bench.run(show)
     for done in bench.together(*([*take, str(file)] for file in files), *[show] * 20):
         bench.clear(done)
         bench.must(done.ok, str(done))
@@ -170,10 +172,10 @@ def killed_imports(bench):
             "history",
             "import",
             "--history",
-            str(path),
+            path,
             "--site",
             "embedded",
-            str(file),
+            file,
         ]
         at = bench.kill("import", number, words, prepare=partial(path.unlink, missing_ok=True))
         bench.must((done := bench.run(words)).ok, f"killed at {at}, then {done}")
@@ -181,42 +183,13 @@ def killed_imports(bench):
         bench.kept(count == len(lines), f"{count} of {len(lines)} results, killed at {at}")
 
 
+EACH, RESULT = "each job once, and each is known", "each result once"
+SUBMIT, CHECK_RUN = "job submit, submit --chain, sweep", "check run, check references measure"
+CLEAN, SHOW = "no job is left, references are whole", "check history import, show"
 DRILLS = (
-    Drill(
-        "submit-kill",
-        "job submit, submit --chain, sweep",
-        "SIGKILL",
-        100,
-        "each job once, and each is known",
-        3600,
-        killed_submits,
-    ),
+    Drill("submit-kill", SUBMIT, "SIGKILL", 100, EACH, 3600, killed_submits),
     Drill("sweep-twice", "job sweep", "two at once", 20, "each point once", 900, submits_twice),
-    Drill(
-        "check-kill",
-        "check run, check references measure",
-        "SIGKILL",
-        50,
-        "no job is left, references are whole",
-        5400,
-        killed_checks,
-    ),
-    Drill(
-        "history-crowd",
-        "check history import, show",
-        "4 writers, 20 readers",
-        24,
-        "each result once",
-        900,
-        history,
-    ),
-    Drill(
-        "history-kill",
-        "check history import",
-        "SIGKILL",
-        50,
-        "each result once",
-        900,
-        killed_imports,
-    ),
+    Drill("check-kill", CHECK_RUN, "SIGKILL", 50, CLEAN, 5400, killed_checks),
+    Drill("history-crowd", SHOW, "4 writers, 20 readers", 24, RESULT, 900, history),
+    Drill("history-kill", "check history import", "SIGKILL", 50, RESULT, 900, killed_imports),
 )

@@ -4,6 +4,8 @@
  * syncs, renames, directories, links, removals), and the programs that it starts and waits for.
  * From change DRILL_FROM on, DRILL_FAULT happens: an errno, or 0, which is SIGKILL.
  * DRILL_COUNTER names a file of 8 bytes where the count can be read, also of one that was killed.
+ * With DRILL_LATE the change is made, and its answer is the error: so NFS answers where a reply was
+ * lost and the request came again. DRILL_SLOW is the seconds that the change takes, without a fault.
  * DRILL_LOCK is the errno of every lock. Only the first process is meant, or all with DRILL_ALL.
  */
 #define _GNU_SOURCE
@@ -26,7 +28,7 @@
 #include <unistd.h>
 
 static const char *below;
-static long from = 0, fault = 0, lock_fault = 0, once = 0, ready = 0;
+static long from = 0, fault = 0, lock_fault = 0, once = 0, late = 0, slow = 0, ready = 0;
 static long own_count, *count = &own_count;
 
 __attribute__((constructor)) static void begin(void) {
@@ -39,7 +41,9 @@ __attribute__((constructor)) static void begin(void) {
     if (getenv("DRILL_FROM")) from = atol(getenv("DRILL_FROM"));
     if (getenv("DRILL_FAULT")) fault = atol(getenv("DRILL_FAULT"));
     if (getenv("DRILL_LOCK")) lock_fault = atol(getenv("DRILL_LOCK"));
-    if (getenv("DRILL_ONCE")) once = 1;
+    if (getenv("DRILL_SLOW")) slow = atol(getenv("DRILL_SLOW"));
+    once = getenv("DRILL_ONCE") != 0;
+    late = getenv("DRILL_LATE") != 0;
     int fd = file ? syscall(SYS_openat, AT_FDCWD, file, O_RDWR | O_CLOEXEC) : -1;
     if (fd >= 0) {
         void *map = mmap(0, sizeof(long), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -72,6 +76,7 @@ static int at_file(int fd) { return fd > 2 && at_path(fd, "."); }
 static int fails(int frees) {
     long now = __atomic_add_fetch(count, 1, __ATOMIC_SEQ_CST);
     if (!from || now < from || (once && now > from)) return 0;
+    if (slow) { if (now == from) sleep((unsigned)slow); return 0; }
     if (!fault) { if (ready == getpid() || getenv("DRILL_ALL")) kill(getpid(), SIGKILL); return 0; }
     if (frees && (fault == ENOSPC || fault == EDQUOT)) return 0;
     errno = (int)fault;
@@ -80,7 +85,13 @@ static int fails(int frees) {
 
 #define REAL(name) ((typeof(&name))dlsym(RTLD_NEXT, #name))
 #define WRAP(type, name, params, args, where, frees) \
-    type name params { if ((where) && fails(frees)) return (type)-1; return REAL(name) args; }
+    type name params { \
+        if (!(where) || !fails(frees)) return REAL(name) args; \
+        int error = errno; \
+        if (late) REAL(name) args; \
+        errno = error; \
+        return (type)-1; \
+    }
 
 WRAP(ssize_t, write, (int fd, const void *data, size_t n), (fd, data, n), at_file(fd), 0)
 WRAP(ssize_t, pwrite, (int fd, const void *d, size_t n, off_t o), (fd, d, n, o), at_file(fd), 0)

@@ -34,6 +34,10 @@ class Fault:
     at: int = 0
     error: int = KILL
     once: bool = False
+    late: bool = False
+    """The change is made, and `error` is its answer."""
+    slow: int = 0
+    """Seconds that the change takes, in place of an error."""
     lock: int = 0
     everybody: bool = False
     """Also in the programs that the command starts."""
@@ -49,7 +53,9 @@ class Fault:
             "DRILL_LOCK": str(self.lock),
             "DRILL_COUNTER": str(counter),
         }
-        found |= {"DRILL_ONCE": "1"} if self.once else {}
+        found |= {"DRILL_ONCE": "1"} if self.once or self.late else {}
+        found |= {"DRILL_LATE": "1"} if self.late else {}
+        found |= {"DRILL_SLOW": str(self.slow)} if self.slow else {}
         return found | ({"DRILL_ALL": "1"} if self.everybody else {})
 
     def count(self, home):

@@ -212,27 +212,14 @@ def waits_for_nobody(bench):
         bench.must(waiting.returncode == 0 and time.monotonic() - begin < 10, "it waited on")
 
 
-WHOLE = "what is current is whole; the next one completes"
+WHOLE, HOLDER = "what is current is whole; the next one completes", "SIGKILL of the lock's holder"
+SWITCHES, MEANWHILE = "publish, rollback, gc", "module load during publishes"
 DRILLS = (
-    Drill("switch-kill", "publish, rollback, gc", "SIGKILL", 150, WHOLE, 3600, killed_switches),
+    Drill("switch-kill", SWITCHES, "SIGKILL", 150, WHOLE, 3600, killed_switches),
     Drill("build-kill", "build", "SIGKILL", 50, WHOLE, 3600, killed_builds),
-    Drill("loads", "module load during publishes", "none", 10_000, "no load fails", 7200, loads),
+    Drill("loads", MEANWHILE, "none", 10_000, "no load fails", 7200, loads),
     Drill(
-        "stack-twice",
-        "publish, rollback, gc, build",
-        "two at once",
-        40,
-        "both end well",
-        1800,
-        two_at_once,
+        "stack-twice", f"{SWITCHES}, build", "two at once", 40, "both end well", 1800, two_at_once
     ),
-    Drill(
-        "lock-holder-killed",
-        "publish",
-        "SIGKILL of the lock's holder",
-        20,
-        "it goes on",
-        600,
-        waits_for_nobody,
-    ),
+    Drill("lock-holder-killed", "publish", HOLDER, 20, "it goes on", 600, waits_for_nobody),
 )

@@ -122,25 +122,11 @@ def test_a_site_file_in_the_directory_or_above_is_not_read(shared, evil, place):
 
 @as_root
 def test_programs_in_the_current_directory_are_not_run(shared, evil):
-    evil.plant(
-        evil.program,
-        "sbatch",
-        "squeue",
-        "scontrol",
-        "sinfo",
-        "mpirun",
-        "git",
-        "ip",
-        "uv",
-        "python3",
-    )
-    for words in (
-        ("doctor",),
-        ("site", "check", "--site", "embedded"),
-        ("job", "list"),
-        ("cluster", "status", "--site", "embedded"),
-    ):
-        hpcdl(shared, *words)
+    programs = "sbatch squeue scontrol sinfo sacct nvidia-smi mpirun git ip uv gcc ssh python3"
+    evil.plant(evil.program, *programs.split())
+    words = ("site check", "cluster status", "stack list", "site gpus", "job list")
+    for command in ("doctor", *(f"{one} --site embedded" for one in words)):
+        hpcdl(shared, *command.split())
 
 
 @as_root
@@ -179,15 +165,9 @@ def test_reframe_s_settings_of_others_are_not_read(shared, evil, slurm, tmp_path
     (shared / "work").chmod(0o1777)
     for place in (".", "work"):
         names = (
-            "settings.py",
-            ".reframe/settings.py",
-            "reframe.py",
-            "reframe/__init__.py",
-            "hpcdl/__init__.py",
-            "sitecustomize.py",
-            "rfm.py",
+            "settings .reframe/settings reframe reframe/__init__ hpcdl/__init__ sitecustomize rfm"
         )
-        evil.plant(evil.python, *(f"{place}/{name}" for name in names))
+        evil.plant(evil.python, *(f"{place}/{name}.py" for name in names.split()))
         evil.plant("systems: [{name: evil}]\n", f"{place}/settings.yaml")
     site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
     (tmp_path / "check.py").write_text(CHECK)
@@ -208,17 +188,10 @@ def test_reframe_s_settings_of_others_are_not_read(shared, evil, slurm, tmp_path
 def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(evil, slurm, tmp_path):
     """Programs, modules of Python and libraries that lie in /tmp, where the user happens to be."""
     evil.plant(evil.program, "python3", "srun", "bash", "scontrol", "id")
-    evil.plant(
-        evil.python,
-        "yaml.py",
-        "json.py",
-        "sitecustomize.py",
-        "usercustomize.py",
-        "hpcdl/__init__.py",
-    )
-    evil.plant(
-        f"touch {evil.mark}\n", ".bashrc", ".profile", ".bash_profile", "libc.so.6", ".sbatchrc"
-    )
+    names = "yaml json sitecustomize usercustomize hpcdl/__init__"
+    evil.plant(evil.python, *(f"{name}.py" for name in names.split()))
+    places = ".bashrc .profile .bash_profile libc.so.6 .sbatchrc"
+    evil.plant(f"touch {evil.mark}\n", *places.split())
     site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
     program = "import json, os; print('at', os.getcwd())"
     words = ("job", "submit", "--site", site, "--no-module", "--watch", "--json", "--partition=cpu")
