@@ -9,10 +9,6 @@ facts/slurm_steps.yaml: a script means the same on each, whatever the submitting
 
 from __future__ import annotations
 
-import re
-import shlex
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -27,6 +23,7 @@ from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import is_slice
 from hpcdl.site.model import SlurmDialect
 from hpcdl.slurm.rules import SlurmRelease, known_release, mpi_plugins, span
+from hpcdl.slurm.unwrap import rank_starter
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import cached
 from hpcdl.system.text import did_you_mean
@@ -45,10 +42,7 @@ _APART_IN_MEMORY = (("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),)
 
 _IN_EVERY_RELEASE = frozenset({"none", "pmi2", "pmix"})
 
-_PYTHON = re.compile(r"python[0-9.]*\Z")
-_SHELLS = frozenset({"bash", "sh", "zsh", "dash"})
 _NAMES_A_LINE = 10
-_ASSIGNED = re.compile(r"[A-Za-z_]\w*=")
 
 
 def launch_options(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
@@ -105,37 +99,14 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
 
 def check_launcher(spec: JobSpec) -> None:
     """Raise BadInput for a program that would start ranks itself, once in every rank."""
-    name = starter_of(spec.program)
-    if name is None or LAUNCHERS[spec.launcher].one_process:
+    name = rank_starter(spec.program)
+    if not name or LAUNCHERS[spec.launcher].one_process:
         return
     raise BadInput(
         f"'{name}' would be started by every rank, and start all ranks each time",
-        hint=f"leave it out: --launcher {STARTERS[name]} -- PROGRAM starts a process per rank; "
-        "or --launcher single, where it starts those of one node",
+        hint=f"leave it out: --launcher {STARTERS.get(name, 'mpi')} -- PROGRAM starts a process "
+        "per rank; or --launcher single, where it starts those of one node",
     )
-
-
-def starter_of(program: Sequence[str]) -> str | None:
-    """Return the program's word that starts ranks itself, also behind a shell or Python; or None.
-
-    `bash -c 'cd x && torchrun y.py'` starts them as well as `torchrun y.py` does.
-    """
-    name = Path(program[0]).name if program else ""
-    if name in STARTERS:
-        return name
-    if _PYTHON.match(name) and "-m" in program[:-1]:
-        module = program[program.index("-m") + 1]
-        return module if module in STARTERS else None
-    if name not in _SHELLS or "-c" not in program[:-1]:
-        return None
-    line = program[program.index("-c") + 1]
-    for command in re.split(r"[;&|\n(){}]+", line):
-        with suppress(ValueError):
-            words = [one for one in shlex.split(command) if not _ASSIGNED.match(one)]
-            words = words[1:] if words[:1] in (["exec"], ["time"]) else words
-            if words and (found := starter_of(words)):
-                return found
-    return None
 
 
 def check_pmi(site: Site, spec: JobSpec, layout: Layout) -> None:

@@ -105,18 +105,10 @@ _ROWS = (
 )
 LAUNCHERS = {row.name: row for row in _ROWS}
 
-# What starts ranks itself: the command's name, or the module of `python -m`, and the launcher that
-# does the same here. As the program of every rank it would start all ranks each time.
 STARTERS = {
     "torchrun": "torchrun",
-    "torch.distributed.run": "torchrun",
-    "torch.distributed.launch": "torchrun",
     "accelerate": "torchrun",
-    "accelerate.commands.launch": "torchrun",
     "deepspeed": "torch",
-    "deepspeed.launcher.runner": "torch",
     "horovodrun": "horovod",
-    "mpirun": "mpi",
-    "mpiexec": "mpi",
-    "srun": "mpi",
 }
+"""What starts ranks itself, and the launcher that does the same here; any other is `mpi`."""

@@ -19,8 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from hpcdl import facts
-from hpcdl.jobs.launch import check_launcher
 from hpcdl.jobs.spec import JobSpec, Module, is_train
+from hpcdl.slurm.unwrap import is_agent, program_of
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import cached
 from hpcdl.system.safe_read import MAX_BYTES, open_regular
@@ -41,28 +41,27 @@ _PLAIN = re.compile(r"[A-Za-z_.][\w.+/-]*\Z")
 """What may be the name of a script without an ending: it holds no mark and no variable."""
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
-# Programs that start the one their arguments name: the first argument that ends like a script.
-_STARTERS = re.compile(
-    r"(accelerate|deepspeed|env|horovodrun|mpiexec|mpirun|ncu|nice|nsys|numactl|srun|stdbuf|strace|"
-    r"taskset|time|timeout|torchrun)\Z"
-)
 
 
 class NotHere(BadInput):
     """A file of the job that is not on this machine, which another one may have."""
 
 
+# ---- what the words of a program name ----
+
+
 def script_index(program: Sequence[str]) -> int | None:
     """Index of the argument that is the script for an interpreter; None for no script."""
-    name = Path(program[0]).name if program else ""
-    if _STARTERS.match(name):
-        words = enumerate(program)
-        return next((n for n, one in words if n and one.endswith(_SCRIPT) and " " not in one), None)
+    start = program_of(program)
+    words = program[start:]
+    if is_agent(words):
+        return next((n for n, one in enumerate(program) if n > start and _is_script(one)), None)
+    name = Path(words[0]).name if words else ""
     if not _PYTHON.match(name) and name not in _SHELLS:
         return None
     valued, ending = _OF_SHELLS if name in _SHELLS else _OF_PYTHON
     skip = False
-    for index, argument in enumerate(program[1:], start=1):
+    for index, argument in enumerate(words[1:], start + 1):
         if skip:
             skip = False
         elif valued.match(argument):
@@ -72,6 +71,37 @@ def script_index(program: Sequence[str]) -> int | None:
         elif ending.match(argument):
             return None
     return None
+
+
+def _is_script(word: str) -> bool:
+    return word.endswith(_SCRIPT) and " " not in word
+
+
+def _module(argv: Sequence[str]) -> str | None:
+    """The first part of what `python -m` names; None for any other program."""
+    words = argv[program_of(argv) :]
+    if not words or not _PYTHON.match(Path(words[0]).name) or script_index(argv) is not None:
+        return None
+    named = (following for one, following in pairwise(words) if _OPTION_M.match(one))
+    return next((name.partition(".")[0] for name in named), None)
+
+
+def _shell_scripts(program: Sequence[str]) -> Iterator[tuple[Path, bytes]]:
+    """The shell scripts that a program runs, with their text; those that can be read here."""
+    for index in {0, script_index(program) or 0} if program else ():
+        path = Path(program[index])
+        if path.suffix == ".sh" or (index and Path(program[0]).name in _SHELLS):
+            with suppress(BadInput, OSError), open_regular(path, "script") as file:
+                yield path, file.read(MAX_BYTES)
+
+
+def unread_directives(spec: JobSpec) -> Path | None:
+    """The program's own script where it has lines for sbatch, which a job does not read."""
+    scripts = () if spec.container else _shell_scripts(spec.program)
+    return next((path for path, text in scripts if re.search(rb"(?m)^#SBATCH\b", text)), None)
+
+
+# ---- from here to the job's directory ----
 
 
 def _path(folder: Path, given: str | Path) -> Path:
@@ -143,6 +173,9 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     )
 
 
+# ---- what the job would not find ----
+
+
 def _check_first(spec: JobSpec, *, there: bool, brought: bool) -> None:
     """Raise BadInput for what no job can run in the place of its program or script.
 
@@ -167,20 +200,17 @@ def _check_first(spec: JobSpec, *, there: bool, brought: bool) -> None:
 
 
 def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool = True) -> None:
-    """Raise BadInput for a program, script, module or other file that the job would not find.
+    """Raise BadInput for a program, script or other file that the job would not find.
 
     What a module or a container brings is not looked for, and a name on PATH only where the job
     is queued: a script that is only printed may be for another machine. What is certainly meant
     otherwise, such as the name of a model, is refused always.
     """
-    argv = spec.program
+    argv, work = spec.program, spec.chdir or folder
     if argv:
         inside = spec.container is not None and argv[0].startswith("/")
         brought = bool(spec.container or (module.names and module.release is None))
-        there = inside or _is_there((spec.chdir or folder) / argv[0])
-        _check_first(spec, there=there, brought=brought)
-    check_script(spec)
-    check_launcher(spec)
+        _check_first(spec, there=inside or _is_there(work / argv[0]), brought=brought)
     check_image(folder, spec.container)
     if spec.chdir and not spec.chdir.is_dir():
         raise NotHere(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
@@ -189,37 +219,61 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     brought = bool(module.names) and not argv[0].endswith(_SCRIPT)
     named = "/" not in argv[0] and (not queued or brought or argv[0] == "hpcdl")
     if not named and ("/" in argv[0] or shutil.which(argv[0]) is None):
-        _check_runs(spec.chdir or folder, argv[0])
+        _check_runs(work, argv[0])
     at = script_index(argv)
-    if at and argv[at].startswith("/") and "{" not in argv[at]:
-        _check_absolute(Path(argv[at]))
-    name = _module(argv) if queued else None
-    if name and not module.names and spec.python_path is None and not _has_module(spec, name):
-        message = f"{argv[0]} finds no module '{name}' here"
-        raise BadInput(message, hint="give the directory that holds it: --chdir DIR")
+    if at is not None and "{" not in argv[at]:
+        _check_script(spec, argv[at])
     if spec.chdir is None and spec.job_dir != folder:
         _check_relative(folder, argv)
 
 
-def check_script(spec: JobSpec) -> None:
-    """Raise BadInput for a script that the ranks would not find."""
-    at = script_index(spec.program)
-    # An image has files of its own.
-    if at is None or spec.container:
-        return
-    script = Path(spec.program[at])
-    named = script.suffix in _SCRIPT or _PLAIN.match(str(script))
-    if script.is_absolute() or "{" in script.name or not named:
-        return
-    # A shell looks on PATH, too.
-    if Path(spec.program[0]).name in _SHELLS and "/" not in str(script) and shutil.which(script):
-        return
-    if not any(place and _is_there(place / script) for place in (spec.chdir, spec.job_dir)):
+def _check_runs(folder: Path, name: str) -> None:
+    path = folder / name
+    if "/" not in name or not _is_there(path):
         raise NotHere(
-            f"there is no script {script} here",
-            hint="jobs work in a directory of their own: name the script by its path from here, "
-            "or by its absolute path",
+            f"there is no program '{name}'" + ("" if "/" in name else " here"),
+            hint="name it by its path; or load the module that has it: --module NAME",
         )
+    if path.is_dir() or not os.access(path, os.X_OK):
+        runs = "bash" if path.suffix == ".sh" else "python"
+        hint = f"`chmod +x {name}`, or name what runs it: -- {runs} {name}"
+        raise BadInput(f"'{name}' cannot be run", hint=hint)
+
+
+def _check_script(spec: JobSpec, name: str) -> None:
+    """Refuse a script that the ranks would not find; a shell looks on PATH, too."""
+    script = Path(name)
+    if not script.is_absolute():
+        named = script.suffix in _SCRIPT or _PLAIN.match(name)
+        by_path = spec.program[0] in _SHELLS and "/" not in name and shutil.which(name)
+        places = [place / script for place in (spec.chdir, spec.job_dir) if place]
+        if named and not by_path and not any(map(_is_there, places)):
+            raise NotHere(
+                f"there is no script {script} here",
+                hint="jobs work in a directory of their own: name the script by its path from "
+                "here, or by its absolute path",
+            )
+    elif not _is_there(script):
+        raise NotHere(f"there is no script {script}", hint="the job's nodes see what you see")
+    elif script.is_dir() and not _is_there(script / "__main__.py"):
+        message = f"{script} is a directory without a __main__.py"
+        raise BadInput(message, hint="name the script in it")
+
+
+def _check_relative(folder: Path, program: Sequence[str]) -> None:
+    """Refuse arguments that name a file or directory of `folder`: the job would not find it."""
+    # What follows `-m` is a module, and found as one; the `train` of `hpcdl train` is no file.
+    words = program[1:] if is_train(program) else program
+    for option, argument in pairwise(words):
+        name = argument.partition("=")[2] if argument.startswith("-") else argument
+        if _OPTION_M.match(option) or not name or name.startswith("/"):
+            continue
+        path = folder / name
+        if _is_there(path) and ("/" in name or path.suffix or path.is_dir()):
+            raise BadInput(
+                f"{name} is in the current directory, but the job runs in its own directory",
+                hint="--chdir . lets the program work here; or write the whole path",
+            )
 
 
 def check_image(folder: Path, image: str | None) -> None:
@@ -247,82 +301,6 @@ def check_data(spec: JobSpec) -> None:
     if spec.data and not Path(spec.data).exists():
         hint = "`hpcdl data make` writes one; `hpcdl job render` does not ask for it"
         raise BadInput(f"there is no data set {spec.data}", hint=hint)
-
-
-def _check_runs(folder: Path, name: str) -> None:
-    path = folder / name
-    if "/" not in name or not _is_there(path):
-        raise NotHere(
-            f"there is no program '{name}'" + ("" if "/" in name else " here"),
-            hint="name it by its path; or load the module that has it: --module NAME",
-        )
-    if path.is_dir() or not os.access(path, os.X_OK):
-        message = f"'{name}' cannot be run"
-        runs = "bash" if path.suffix == ".sh" else "python"
-        raise BadInput(message, hint=f"`chmod +x {name}`, or name what runs it: -- {runs} {name}")
-
-
-def _check_absolute(script: Path) -> None:
-    if not _is_there(script):
-        raise NotHere(f"there is no script {script}", hint="the job's nodes see what you see")
-    if script.is_dir() and not _is_there(script / "__main__.py"):
-        message = f"{script} is a directory without a __main__.py"
-        raise BadInput(message, hint="name the script in it")
-
-
-def unread_directives(spec: JobSpec) -> Path | None:
-    """The program's own script where it has lines for sbatch, which a job does not read."""
-    scripts = () if spec.container else _shell_scripts(spec.program)
-    return next((path for path, text in scripts if re.search(rb"(?m)^#SBATCH\b", text)), None)
-
-
-def _shell_scripts(program: Sequence[str]) -> Iterator[tuple[Path, bytes]]:
-    """The shell scripts that a program runs, with their text; those that can be read here."""
-    for index in {0, script_index(program) or 0} if program else ():
-        path = Path(program[index])
-        if path.suffix == ".sh" or (index and Path(program[0]).name in _SHELLS):
-            with suppress(BadInput, OSError), open_regular(path, "script") as file:
-                yield path, file.read(MAX_BYTES)
-
-
-def _module(argv: Sequence[str]) -> str | None:
-    """The first part of what `python -m` names; None for any other program."""
-    name = Path(argv[0]).name if argv else ""
-    if _STARTERS.match(name):
-        start = next((n for n, one in enumerate(argv) if n and _PYTHON.match(Path(one).name)), 0)
-        return _module(argv[start:]) if start else None
-    if not _PYTHON.match(name) or script_index(argv) is not None:
-        return None
-    named = (following for one, following in pairwise(argv) if _OPTION_M.match(one))
-    return next((name.partition(".")[0] for name in named), None)
-
-
-def _has_module(spec: JobSpec, name: str) -> bool:
-    """Whether this Python finds a module, as the job's would."""
-    from hpcdl.system.run import run
-
-    if not name.isidentifier() or (spec.chdir and _has_file(spec.chdir, name)):
-        return True
-    code = f"import importlib.util as u, sys; sys.exit(u.find_spec({name!r}) is None)"
-    python = next(one for one in spec.program if _PYTHON.match(Path(one).name))
-    # In a directory where no other user can plant a module.
-    return run([python, "-c", code], directory=Path("/"), timeout=60, check=False).ok
-
-
-def _check_relative(folder: Path, program: Sequence[str]) -> None:
-    """Refuse arguments that name a file or directory of `folder`: the job would not find it."""
-    # What follows `-m` is a module, and found as one; the `train` of `hpcdl train` is no file.
-    words = program[1:] if is_train(program) else program
-    for option, argument in pairwise(words):
-        name = argument.partition("=")[2] if argument.startswith("-") else argument
-        if _OPTION_M.match(option) or not name or name.startswith("/"):
-            continue
-        path = folder / name
-        if _is_there(path) and ("/" in name or path.suffix or path.is_dir()):
-            raise BadInput(
-                f"{name} is in the current directory, but the job runs in its own directory",
-                hint="--chdir . lets the program work here; or write the whole path",
-            )
 
 
 def _has_file(folder: Path, module: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdl.jobs import environment, sweep
 from hpcdl.jobs.intent import embedded_cluster, locate, of_this_cluster, revoke
-from hpcdl.jobs.program import check_data, check_script
+from hpcdl.jobs.program import check_data
 from hpcdl.jobs.script import JobScript
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.sweep import Manifest, Request, SweepArray, SweepPoint, point_folder
@@ -113,7 +113,6 @@ def submit(
     """
     for point in points[:1]:
         check_data(point.spec)
-        check_script(point.spec)
     with files.locked(folder / ".lock"):
         require_own(folder)
         manifest = sweep.read_manifest(folder)

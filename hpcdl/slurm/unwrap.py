@@ -7,7 +7,9 @@ srun, apptainer and python. Whoever asks what a job runs, or how its ranks start
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -16,9 +18,13 @@ from hpcdl.slurm.options import known_options, letters
 
 MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
 CONTAINERS = ("apptainer", "singularity", "docker", "podman", "shifter", "ch-run", "enroot")
+SHELLS = frozenset({"bash", "sh", "dash", "ksh", "zsh", "ash"})
 AGENTS = ("torchrun", "deepspeed", "accelerate")
 """What starts the ranks of a node itself."""
 _AGENT_MODULE = re.compile(r"torch\.distributed\.(?:run|launch)\Z|(?:accelerate|deepspeed)\.", re.A)
+
+
+_ASSIGNED = re.compile(r"[A-Za-z_]\w*=", re.A)
 
 
 class _Wrapper(NamedTuple):
@@ -107,6 +113,33 @@ def unwrap(words: Sequence[str]) -> tuple[int, ...]:
     return tuple(starts)
 
 
+def program_of(words: Sequence[str]) -> int:
+    """Return the index of the innermost program, behind all wrappers."""
+    return max(unwrap(words), default=0)
+
+
+def rank_starter(words: Sequence[str]) -> str:
+    """The program among these that starts ranks itself: `torchrun`, `mpirun`, `srun`; '' for none.
+
+    `bash -c 'cd x && torchrun y.py'` starts them as well as `torchrun y.py` does.
+    """
+    for at in unwrap(words):
+        own = words[at:]
+        name = own[0].rpartition("/")[2]
+        if name in {*MPIRUN, "srun", "horovodrun"}:
+            return name
+        if is_agent(own):
+            module = next((one for one in own if _AGENT_MODULE.match(one)), "")
+            return name if name in AGENTS else module.partition(".")[0].replace("torch", "torchrun")
+        if name in SHELLS and "-c" in own[:-1]:
+            for line in re.split(r"[;&|\n(){}]+", own[own.index("-c") + 1]):
+                with suppress(ValueError):
+                    inner = [one for one in shlex.split(line) if not _ASSIGNED.match(one)]
+                    if starter := rank_starter(inner):
+                        return starter
+    return ""
+
+
 def _behind(words: Sequence[str], at: int, row: _Wrapper, *, assigns: bool) -> int:
     """Return the index of a wrapper's program; the end if it runs none."""
     if row.verbs:
@@ -122,7 +155,7 @@ def _behind(words: Sequence[str], at: int, row: _Wrapper, *, assigns: bool) -> i
             at += 1
         elif word.startswith("-") and len(word) > 1:
             at += 3 if word in row.pairs else 2 if word in row.valued else 1
-        elif assigns and re.match(r"[A-Za-z_]\w*=", word):
+        elif assigns and _ASSIGNED.match(word):
             at += 1
         elif left:
             left, at = left - 1, at + 1

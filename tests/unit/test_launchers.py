@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.jobs.launch import starter_of
 from hpcdl.jobs.launchers import LAUNCHERS, STARTERS
+from hpcdl.slurm.unwrap import rank_starter
 from hpcdl.system.errors import BadInput
 from tests.unit.conftest import shipped
 
@@ -138,24 +138,25 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_pa
     ("program", "name"),
     [
         ("torchrun x.py", "torchrun"),
-        ("python3.11 -m torch.distributed.run x.py", "torch.distributed.run"),
+        ("python3.11 -m torch.distributed.run x.py", "torchrun"),
         ("/opt/bin/accelerate launch x.py", "accelerate"),
         ("deepspeed x.py", "deepspeed"),
         (("bash", "-c", "cd /x && A=1 exec torchrun x.py"), "torchrun"),
         (("sh", "-c", "mpirun -np 4 ./a.out"), "mpirun"),
-        (("bash", "-c", "echo 'torchrun x'; python x.py"), None),
-        ("python x.py torchrun", None),
-        ("", None),
+        (("bash", "-c", "echo 'torchrun x'; python x.py"), ""),
+        ("python x.py torchrun", ""),
+        ("", ""),
+        ("env A=b accelerate launch x.py", "accelerate"),
     ],
 )
 def test_what_starts_ranks_itself_is_no_program_of_every_rank(site, program, name):
     words = tuple(program.split()) if isinstance(program, str) else program
-    assert starter_of(words) == name
+    assert rank_starter(words) == name
     job = JobSpec("p100", gpus=2, program=words)
     if name:
         with pytest.raises(BadInput, match="would be started by every rank") as caught:
             render_script(site, job, Module(()))
-        assert f"--launcher {STARTERS[name]} " in caught.value.hint
+        assert f"--launcher {STARTERS.get(name, 'mpi')} " in caught.value.hint
     render_script(site, replace(job, launcher="single"), Module(()))
 
 

@@ -16,8 +16,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from hpcdl.jobs.lint.options import Option, Options, read_options
-from hpcdl.jobs.lint.shell import SHELLS, Reading, ShellCommand, Word, names, unquote
-from hpcdl.slurm.unwrap import MPIRUN, unwrap
+from hpcdl.jobs.lint.shell import Reading, ShellCommand, Word, names, unquote
+from hpcdl.slurm.unwrap import MPIRUN, SHELLS, unwrap
 
 LAUNCHERS = (*MPIRUN, "srun", "horovodrun")
 CONTINUED = "continued on the next line"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpcdl.slurm.unwrap import unwrap
+from hpcdl.slurm.unwrap import SHELLS, unwrap
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -32,7 +32,6 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-SHELLS = names("bash sh dash ksh zsh ash")
 _NOT_ASCII = re.compile(r"[^\x01-\x7f]")
 _APOSTROPHE = re.compile(r"(\$\{\w+:?[-+=?][^{}\"'\n]*)'(?=[^{}\"'\n]*\})")
 """In `"${x:-don't}"`, where the grammar takes it for the beginning of a string."""
