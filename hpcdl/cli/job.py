@@ -180,6 +180,13 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
         check_keys(spec, matrix, train_options(spec.program))
     points = plan(site, spec, matrix, exclude, limit=args.limit)
     asked = request_of(spec)
+    if not args.status and all(point.problem for point in points):
+        reasons = dict.fromkeys(point.problem for point in points)
+        raise BadInput(
+            "no point of the sweep can run",
+            details=[*reasons][:_SHOWN],
+            hint="correct --over or the job",
+        )
     if args.status:
         return _show_sweep(sweep_run.run_statuses(folder, points, request=asked), folder, args)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)

@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 
 from hpcdl.jobs import quote
 from hpcdl.jobs.launchers import LAUNCHERS
+from hpcdl.jobs.limits import limits_of
 from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec, is_train
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for
+from hpcdl.slurm.fits import ResourceRequest, misfits
 from hpcdl.slurm.hostlist import expand_hostlist
+from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import count_of, one_of
 
@@ -131,7 +134,6 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     whole = taken == there and not partition.groups
     # Its servers would serve everybody who runs on its nodes.
     alone = spec.trusted_network or row.server
-    _check_nodes(site, partition, nodes, gpus)
     if alone and not site.slurm.exclusive:
         message = (
             f"'{site.name}' cannot give a job exclusive nodes, which TensorFlow's server needs"
@@ -141,16 +143,61 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
         message = f"the launcher '{row.name}' runs one process, not one on each of {nodes} nodes"
         raise BadInput(message, hint="leave --nodes out, or use another --launcher")
     share = 0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there))
-    return Layout(
+    memory = _memory(spec, tasks * cpus, gpus)
+    layout = Layout(
         nodes=nodes,
         tasks_per_node=tasks,
         cpus_per_task=cpus,
         gpus_per_node=gpus,
-        memory_mb=_memory(partition, spec, tasks * cpus, gpus) or share,
+        memory_mb=memory or share,
         exclusive=site.slurm.exclusive and (whole or alone),
-        minutes=_minutes(partition, spec),
+        minutes=spec.minutes or min(DEFAULT_MINUTES, partition.max_minutes),
         by_socket=whole and _fills_sockets(partition, tasks, cpus),
     )
+    _check_fits(site, partition, layout, memory)
+    return layout
+
+
+def _check_fits(site: Site, partition: Partition, layout: Layout, memory: int) -> None:
+    """Raise BadInput for the first thing that the nodes cannot give, with what they can."""
+    tasks, cpus, gpus = layout.tasks_per_node, layout.cpus_per_task, layout.gpus_per_node
+    kind = (partition.gpu.gres_type or "") if partition.gpu else ""
+    request = ResourceRequest(
+        nodes=layout.nodes,
+        tasks_per_node=tasks,
+        cpus_per_task=cpus,
+        gpus_per_node=((kind, gpus),) if gpus else (),
+        memory_mb=memory,
+        minutes=layout.minutes,
+    )
+    total = layout.nodes * gpus
+    fewer = f"ask for at most --cpus-per-task {partition.cpus // tasks}"
+    most = int(partition.memory_gb * 1000)
+    asked = {
+        "minutes": (
+            f"--time {walltime(layout.minutes)}",
+            "ask for less; submitted again, a job resumes from its last checkpoint",
+        ),
+        "nodes": (
+            f"{layout.nodes} with {total} GPUs" if gpus else str(layout.nodes),
+            _what_fits(site, partition, total) if gpus else _more_nodes(site, partition, layout),
+        ),
+        "gpus_per_node": (str(gpus), _what_fits(site, partition, gpus) if gpus else ""),
+        "cpus_per_task": (
+            f"{tasks * cpus} ({tasks} x {cpus})",
+            fewer if tasks <= partition.cpus else "ask for fewer tasks per node, on more nodes",
+        ),
+        "memory_mb": (f"{memory:,}", f"ask for at most --mem {most}M"),
+    }
+    for misfit in misfits(request, limits_of(partition)):
+        what, hint = asked[misfit.fields[0]]
+        raise BadInput(f"{misfit.why}, not {what}", hint=hint)
+
+
+def _more_nodes(site: Site, partition: Partition, layout: Layout) -> str:
+    others = [p.name for p in site.partitions.values() if p.nodes >= layout.nodes and not p.gpu]
+    more = f"; with {layout.nodes} nodes: {', '.join(others)}" if others else ""
+    return f"ask for at most --nodes {partition.nodes}{more}"
 
 
 def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
@@ -175,20 +222,13 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
     )
 
 
-def _memory(partition: Partition, spec: JobSpec, cpus: int, gpus: int) -> int:
+def _memory(spec: JobSpec, cpus: int, gpus: int) -> int:
     """MB of each node that the job asks for; 0 where it leaves that open."""
     if spec.memory is None:
         return 0
     if spec.memory.per == "gpu" and not gpus:
         raise BadInput("--mem-per-gpu without GPUs", hint="use --mem or --mem-per-cpu")
-    total = spec.memory.mb * {"node": 1, "cpu": cpus, "gpu": gpus}[spec.memory.per]
-    most = int(partition.memory_gb * 1000)
-    if total > most:
-        message = (
-            f"{total:,} MB per node is more than the {most:,} MB of a node of '{partition.name}'"
-        )
-        raise BadInput(message, hint=f"ask for at most --mem {most}M")
-    return total
+    return spec.memory.mb * {"node": 1, "cpu": cpus, "gpu": gpus}[spec.memory.per]
 
 
 def _fills_sockets(partition: Partition, tasks: int, cpus: int) -> bool:
@@ -217,7 +257,9 @@ def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[in
         nodes = spec.nodes or max(1, spec.gpus // (spec.gpus_per_node or 1))
         each = spec.gpus_per_node or spec.gpus // nodes
         if nodes * each != spec.gpus:
-            message = f"--gpus {spec.gpus} is not {nodes} nodes x {each} GPUs"
+            message = f"--gpus {spec.gpus} cannot be spread evenly over {count_of(nodes, 'node')}"
+            if spec.gpus_per_node:
+                message += f" of {spec.gpus_per_node} GPUs"
             raise BadInput(message, hint="give --gpus alone, or --nodes and --gpus-per-node")
     else:
         each = min(spec.gpus, there)
@@ -228,9 +270,6 @@ def _nodes_and_gpus(site: Site, partition: Partition, spec: JobSpec) -> tuple[in
                 "node",
                 hint=_what_fits(site, partition, spec.gpus),
             )
-    if each > there:
-        message = f"'{partition.name}' has {there} GPUs per node, not {each}"
-        raise BadInput(message, hint=_what_fits(site, partition, each))
     return nodes, each
 
 
@@ -270,9 +309,6 @@ def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
             f"--tasks-per-node {tasks} with {gpus} GPUs per node: a rank has one GPU",
             hint="leave --tasks-per-node out on a GPU partition",
         )
-    if tasks > partition.cpus:
-        message = f"'{partition.name}' has {partition.cpus} CPUs per node, not {tasks}"
-        raise BadInput(message, hint="ask for fewer tasks per node, on more nodes")
     return tasks
 
 
@@ -285,12 +321,6 @@ def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -
         cores = partition.usable_cores * taken // there // tasks
         share = max(1, partition.cpus * taken // there // tasks)
         return cores * partition.threads_per_core or share
-    if spec.cpus_per_task * tasks > partition.cpus:
-        raise BadInput(
-            f"{tasks} ranks x {spec.cpus_per_task} CPUs is more than the {partition.cpus} CPUs "
-            f"of a node of '{partition.name}'",
-            hint=f"ask for at most --cpus-per-task {partition.cpus // tasks}",
-        )
     return spec.cpus_per_task
 
 
@@ -299,28 +329,3 @@ def _asks_for_one_process(partition: Partition, spec: JobSpec) -> bool:
     asked = (spec.nodes, spec.tasks, spec.tasks_per_node)
     train = not spec.program or is_train(spec.program)
     return partition.gpu is None and not train and asked == (None, None, None)
-
-
-def _check_nodes(site: Site, partition: Partition, nodes: int, gpus: int) -> None:
-    if nodes <= partition.nodes:
-        return
-    has = f"'{partition.name}' has {count_of(partition.nodes, 'node')}"
-    if gpus:
-        there, asked = partition.nodes * partition.gpus_per_node, nodes * gpus
-        message = f"{has} with {there} GPUs in all, not {nodes} with {asked}"
-        raise BadInput(message, hint=_what_fits(site, partition, asked))
-    others = [p.name for p in site.partitions.values() if p.nodes >= nodes and not p.gpu]
-    more = f"; with {nodes} nodes: {', '.join(others)}" if others else ""
-    hint = f"ask for at most --nodes {partition.nodes}{more}"
-    raise BadInput(f"{has}, not {nodes}", hint=hint)
-
-
-def _minutes(partition: Partition, spec: JobSpec) -> int:
-    if spec.minutes is None:
-        return min(DEFAULT_MINUTES, partition.max_minutes)
-    if spec.minutes > partition.max_minutes:
-        raise BadInput(
-            f"--time is beyond the limit of '{partition.name}', {partition.max_time}",
-            hint="ask for less; submitted again, a job resumes from its last checkpoint",
-        )
-    return spec.minutes

@@ -216,13 +216,13 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
         raise NotHere(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
     if not argv or spec.container:
         return
+    at = script_index(argv)
+    if at is not None and "{" not in argv[at]:
+        _check_script(spec, argv[at])
     brought = bool(module.names) and not argv[0].endswith(_SCRIPT)
     named = "/" not in argv[0] and (not queued or brought or argv[0] == "hpcdl")
     if not named and ("/" in argv[0] or shutil.which(argv[0]) is None):
         _check_runs(work, argv[0])
-    at = script_index(argv)
-    if at is not None and "{" not in argv[at]:
-        _check_script(spec, argv[at])
     if spec.chdir is None and spec.job_dir != folder:
         _check_relative(folder, argv)
 

@@ -20,9 +20,8 @@ from typing import Any
 
 from hpcdl.jobs import quote
 from hpcdl.jobs.launch import step_command
-from hpcdl.jobs.layout import plan_layout
-from hpcdl.jobs.script import ArrayOf, JobScript, render_script
-from hpcdl.jobs.spec import JobSpec, Module, check_spec
+from hpcdl.jobs.script import ArrayOf, JobScript, check_request, render_script
+from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.records import at
 from hpcdl.site import Site
 from hpcdl.system.declare import changed, entries, shape, typed
@@ -81,7 +80,7 @@ def plan(
 ) -> tuple[SweepPoint, ...]:
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     check_matrix(matrix, exclude, limit)
-    changes = {key: {text: _change(key, text) for text in matrix[key]} for key in matrix}
+    changes = {(key, text): _change(key, text) for key in matrix for text in matrix[key]}
     shapes: dict[Shape, str] = {}
     points = []
     for choice in product(*matrix.values()):
@@ -198,45 +197,39 @@ def check_matrix(
 def check_keys(
     base: JobSpec, matrix: Mapping[str, Sequence[str]], options: Collection[str] = ()
 ) -> None:
-    """Raise BadInput for a key that is nearly one of the job's: it would be the program's option.
+    """Raise BadInput for a key that would not vary what it names, or is a slip of the pen.
 
-    `options` are the program's, where known. Or for a mark that nearly is a key, or a key given.
+    A key that is none of a job's becomes an option of the program; `options` are its options, where
+    they are known.
     """
     marks = _marks(base.program)
     shell = {name for word in base.program for name in re.findall(r"\$\{(\w+)\}", word)}
     for key in set(matrix) - {*JOB_KEYS} - marks:
+        as_option = f"for an option of the program write -- PROGRAM --{key} {{{key}}}"
+        message = hint = ""
         if (near := nearest(key, marks - shell, cutoff=0.8)) and near not in matrix:
-            raise BadInput(
-                f"the program has {{{near}}}, and no --over has that",
-                hint=f"did you mean '{{{key}}}'?",
-            )
-        if any(word.partition("=")[0] == f"--{key}" for word in base.program):
-            raise BadInput(
-                f"--{key} is an argument of the program, and a key of --over",
-                hint=f"leave it there out, or write --{key} {{{key}}}",
-            )
-    for key in set(matrix) & {*_DECLARED} - {*JOB_KEYS, *options, *marks}:
-        raise BadInput(
-            f"--over {key}: all points of a sweep have the same",
-            hint=f"submit a sweep for each value; for an option of the program write "
-            f"-- PROGRAM --{key} {{{key}}}",
-        )
-    for key in set(matrix) - {*JOB_KEYS, *options}:
-        close = nearest(key, JOB_KEYS, cutoff=0.8)
-        if close and key not in marks:
-            raise BadInput(
-                f"--over {key} is no key of a job",
-                hint=f"did you mean '{close}'? For an option of the program write "
-                f"-- PROGRAM --{key} {{{key}}}",
-            )
+            message = f"the program has {{{near}}}, and no --over has that"
+            hint = f"did you mean '{{{key}}}'?"
+        elif any(word.partition("=")[0] == f"--{key}" for word in base.program):
+            message = f"--{key} is an argument of the program, and a key of --over"
+            hint = f"leave it there out, or write --{key} {{{key}}}"
+        elif key in options:
+            continue
+        elif key in _DECLARED:
+            message = f"--over {key}: all points of a sweep have the same"
+            hint = f"submit a sweep for each value; {as_option}"
+        elif close := nearest(key, JOB_KEYS, cutoff=0.8):
+            message = f"--over {key} is no key of a job"
+            hint = f"did you mean '{close}'? {as_option.capitalize()}"
+        if message:
+            raise BadInput(message, hint=hint)
 
 
 def _change(key: str, text: str) -> Mapping[str, Any] | BadInput:
     """Return the fields of the job that a matrix's value changes, or the error if it is invalid."""
-    if key not in JOB_KEYS:
-        return {}
     try:
-        return typed(JobSpec, Namespace(**{_DECLARED[key].name: text}))
+        given = Namespace(**{_DECLARED[key].name: text}) if key in JOB_KEYS else Namespace()
+        return typed(JobSpec, given)
     except BadInput as fault:
         return fault
 
@@ -245,7 +238,7 @@ def _spec_of(
     site: Site,
     base: JobSpec,
     values: Values,
-    changes: Mapping[str, Mapping[str, Mapping[str, Any] | BadInput]],
+    changes: Mapping[tuple[str, str], Mapping[str, Any] | BadInput],
     verdicts: dict[Shape, str],
 ) -> tuple[JobSpec, str]:
     """The job of a point, and why it is impossible ('' where it is not).
@@ -253,8 +246,7 @@ def _spec_of(
     `verdicts` remembers what was found of each distinct shape: a sweep has few of them.
     """
     spec = base
-    for key, text in values.items():
-        change = changes[key][text]
+    for change in map(changes.__getitem__, values.items()):
         if isinstance(change, BadInput):
             return base, change.message
         spec = changed(spec, change) if change else spec
@@ -262,7 +254,7 @@ def _spec_of(
     if asked not in verdicts:
         verdicts[asked] = ""
         try:
-            plan_layout(site, check_spec(spec))
+            check_request(site, spec)
         except BadInput as fault:
             verdicts[asked] = fault.message
     return replace(spec, program=_program_of(base, values)), verdicts[asked]
@@ -316,7 +308,7 @@ def request_of(base: JobSpec) -> Request:
     return request
 
 
-def check_request(folder: Path, manifest: Manifest, request: Request | None) -> None:
+def check_same_jobs(folder: Path, manifest: Manifest, request: Request | None) -> None:
     """Raise BadInput if the directory holds results of other jobs."""
     was, now = manifest.request, request
     if was is None or now is None or was == now:

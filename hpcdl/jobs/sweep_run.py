@@ -35,6 +35,7 @@ from hpcdl.system.trust import require_own
 DONE, RUNNING, QUEUED, FAILED = "done", "running", "queued", "failed"
 ACTIVE = frozenset({RUNNING, QUEUED})
 MISSING, IMPOSSIBLE = "missing", "impossible"
+_NO_LIMITS = SubmitLimits(sweep.TASKS_PER_ARRAY, sweep.MAX_POINTS, "")
 Modules = Mapping[str, Module]
 """What the jobs of each partition load."""
 
@@ -76,7 +77,7 @@ def run_statuses(
         BadInput: the manifest is of another format, or of another `request`.
     """
     manifest = sweep.read_manifest(folder)
-    sweep.check_request(folder, manifest, request)
+    sweep.check_same_jobs(folder, manifest, request)
     manifest = _located(manifest) if ask else manifest
     active = _active_arrays() if manifest.rows and ask else {}
     return _run_statuses(folder, points, manifest, active)
@@ -116,15 +117,19 @@ def submit(
     with files.locked(folder / ".lock"):
         require_own(folder)
         manifest = sweep.read_manifest(folder)
-        sweep.check_request(folder, manifest, request)
+        sweep.check_same_jobs(folder, manifest, request)
         if request and points:
             environment.check_same(folder, points[0].spec.environment)
         manifest = _settled(folder, manifest)
         files.clear_leftovers(folder / "sweep.json")
         active = _active_arrays() if manifest.rows else {}
         status = {run.point.id: run for run in _run_statuses(folder, points, manifest, active)}
-        limits = client.submit_limits(points[0].spec.qos if points else None)
-        prepared = _prepare(site, folder, tuple(status.values()), modules, running, retry, limits)
+        limits, prepared = _NO_LIMITS, []
+        if any(_is_wanted(run, retry) for run in status.values()):
+            limits = client.submit_limits(points[0].spec.qos)
+            prepared = _prepare(
+                site, folder, tuple(status.values()), modules, running, retry, limits
+            )
         _ask_first(prepared)
         known = {row.get("job_id") for row in of_this_cluster(manifest.rows)}
         before = {*after, *(known & set(active) if running else ())}
@@ -217,6 +222,11 @@ def _settled(folder: Path, manifest: Manifest) -> Manifest:
     return settled
 
 
+def _is_wanted(run: RunStatus, retry: bool) -> bool:
+    """Whether a point is to be queued; `retry`: also one that failed."""
+    return run.state == MISSING or (retry and run.state == FAILED)
+
+
 def preview(
     site: Site,
     folder: Path,
@@ -224,18 +234,14 @@ def preview(
     modules: Modules,
     running: int | None,
     retry: bool = True,
-    limits: SubmitLimits | None = None,
+    limits: SubmitLimits = _NO_LIMITS,
 ) -> list[tuple[SweepArray, JobScript, Path, str]]:
     """The scripts that `submit` would write for points of this status, and files of arguments.
 
-    With `limits`, arrays are no larger than Slurm allows, and all together fit what it takes now.
+    Arrays are no larger than Slurm allows by `limits`, and all together fit what it takes now.
     """
-    wanted = {MISSING, FAILED} if retry else {MISSING}
-    points = [one.point for one in statuses if one.state in wanted and not one.point.problem]
-    tasks = sweep.TASKS_PER_ARRAY
-    if limits is not None:
-        points, tasks = points[: limits.jobs], min(tasks, limits.array_tasks)
-    missing = sweep.groups(points, tasks)
+    points = [one.point for one in statuses if _is_wanted(one, retry)]
+    missing = sweep.groups(points[: limits.jobs], min(sweep.TASKS_PER_ARRAY, limits.array_tasks))
     dealt = zip(missing, sweep.shares(len(missing), running), strict=True)
     arrays = []
     for number, (group, share) in enumerate(dealt, start=len(list(folder.glob("array-*.sh")))):

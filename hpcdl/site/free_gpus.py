@@ -152,9 +152,10 @@ def _starts(row: GpuRow, gpus: int, minutes: int, per_node: int) -> str:
         f"--time={minutes}",
     ]
     try:
-        answer = client.test_only(options)
+        tried = client.dry_run(*options, "--wrap=true")
     except HpcdlError as fault:
         return fault.message
+    answer = tried.stderr.strip() or tried.stdout.strip()
     found = _START.search(answer)
     reason = (answer or "Slurm did not say").splitlines()[0]
     return found[1] if found else _PREFIX.sub("", reason)

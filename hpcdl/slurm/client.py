@@ -37,7 +37,6 @@ _AWAY = (
 )
 # What `sbatch --test-only` says where nodes are down, drained or taken: it looks at those that are
 # up now, while `sbatch` itself queues the job and refuses only what the partition can never hold.
-_REFUSAL_SECONDS = 10
 _NOT_NOW = (
     "Requested node configuration is not available",
     "Requested nodes are busy",
@@ -293,11 +292,38 @@ def node_details() -> list[str]:
     return _all_records("Node", "-d")
 
 
-def test_only(options: Sequence[str]) -> str:
-    """Return Slurm's answer to `sbatch --test-only` with these options: a start, or a refusal."""
-    argv = ["sbatch", "--test-only", *options, "--wrap=true"]
-    answer = ask(argv, check=False, seconds=_TEST_SECONDS)
-    return answer.stderr.strip() or answer.stdout.strip()
+def dry_run(*argv: str | Path, seconds: float = _TEST_SECONDS) -> CommandResult:
+    """Return the answer of `sbatch --test-only` to options, and a script: a start, or a refusal.
+
+    Nothing is queued.
+
+    Raises:
+        SlurmAway: it does not answer within `seconds`.
+        MissingPrerequisite: there is no sbatch.
+    """
+    words = [*map(str, argv)]
+    return ask(["sbatch", "--test-only", *words], check=False, seconds=seconds)
+
+
+def refusal(answer: CommandResult) -> tuple[str, ...]:
+    """Return why an answer of `dry_run` refuses a job; () for one that Slurm would take.
+
+    That nodes are not there at the moment, or that a limit is reached, is no refusal: the job would
+    wait.
+    """
+    if answer.ok or any(sign in answer.stderr for sign in (*_NOT_NOW, *_FULL)):
+        return ()
+    lines = _lines_of(answer)
+    if any(sign in line for line in lines for sign in _AWAY):
+        raise _away(lines[-3:])
+    return tuple(line for line in lines if line and "--help" not in line) or ("no reason given",)
+
+
+def _lines_of(answer: CommandResult) -> list[str]:
+    """What a command of Slurm's that failed says, without its name."""
+    begins = re.compile(r"^(sbatch|srun|allocation failure|error): ?(error: )?")
+    lines = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
+    return [begins.sub("", line) for line in lines]
 
 
 def of_nodes(field: str, hostlist: str) -> dict[str, str]:
@@ -329,13 +355,9 @@ def mpi_plugins() -> tuple[str, ...]:
 
 
 def would_run(script: Path) -> None:
-    """Ask slurmctld whether it would take this script, without queueing it; else `BadInput`.
-
-    That nodes are not there at the moment is no refusal: the job would wait for them.
-    """
-    answer = ask(["sbatch", "--test-only", str(script)], check=False)
-    if not answer.ok and not any(sign in answer.stderr for sign in (*_NOT_NOW, *_FULL)):
-        refuse(answer, "Slurm would not take this job")
+    """Raise BadInput for a script that slurmctld would not take; nothing is queued."""
+    if why := refusal(dry_run(script)):
+        raise BadInput("Slurm would not take this job", details=why)
 
 
 def is_full(fault: BadInput) -> bool:
@@ -381,27 +403,6 @@ def _accounted_limits(qos: str | None) -> list[tuple[str, int]]:
         rows = _accounting("qos", f"name={qos}", "format=MaxSubmitJobsPerUser")
         found += [(f"MaxSubmitJobsPerUser of the QOS {qos}", limit) for limit in rows]
     return [(name, int(limit)) for name, limit in found if limit.isdecimal()]
-
-
-def refusal(script: Path) -> str:
-    """Return why `sbatch --test-only` refuses a script; '' if it accepts the script.
-
-    That nodes are not there at the moment is no refusal: the job would wait for them.
-
-    Raises:
-        MissingPrerequisite: there is no sbatch, or it does not answer within 10 s.
-    """
-    if shutil.which("sbatch") is None:
-        raise MissingPrerequisite("Slurm's command 'sbatch' is not on PATH")
-    words = ["sbatch", "--test-only", str(script)]
-    try:
-        answer = run(words, base_env=_clean_environment(), check=False, timeout=_REFUSAL_SECONDS)
-    except Stopped as late:
-        raise MissingPrerequisite(f"sbatch gave no answer within {_REFUSAL_SECONDS} s") from late
-    if answer.ok or any(sign in answer.stderr for sign in _NOT_NOW):
-        return ""
-    lines = [re.sub(r"^sbatch: (?:error: )?", "", one) for one in answer.stderr.splitlines()]
-    return next((one for one in reversed(lines) if one and "--help" not in one), "no reason given")
 
 
 def cancel(job_ids: Sequence[int]) -> None:
@@ -483,8 +484,7 @@ def refuse(answer: CommandResult, what: str = "") -> None:
     if any(sign in line for line in lines for sign in _AWAY):
         raise _away(lines[-3:])
     if what:
-        begins = re.compile(r"^(sbatch|srun|allocation failure|error): ?(error: )?")
-        raise BadInput(what, details=[begins.sub("", line) for line in lines])
+        raise BadInput(what, details=_lines_of(answer))
     hint = "run it by hand; `hpcdl doctor` shows which Slurm is on PATH"
     raise CommandFailed(answer, hint=hint)
 

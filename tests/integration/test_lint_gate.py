@@ -116,7 +116,8 @@ def test_live_says_what_the_cluster_and_sbatch_refuse(slurm, tmp_path):
     hung = Shell({**slurm.env, **path}, tmp_path).hpcdl(
         "job", "lint", "--live", script, check=False
     )
-    assert "sbatch gave no answer within 10 s" in hung.stderr
+    assert "sbatch has not answered yet; it gets 10 s" in hung.stderr
+    assert "Slurm does not answer" in hung.stderr
 
 
 def test_public_scripts_have_an_error_where_sbatch_refuses_them(slurm, tmp_path):

@@ -120,14 +120,14 @@ def _note_of_shell(script: BatchScript) -> None:
 
 def _of_sbatch(path: Path) -> tuple[LintFinding, ...]:
     """Return why `sbatch --test-only` refuses a script; print a note if it does not answer."""
-    from hpcdl.slurm.client import refusal
+    from hpcdl.slurm.client import dry_run, refusal
 
     try:
-        why = refusal(path) if path.is_file() else ""
+        why = refusal(dry_run(path)) if path.is_file() else ()
     except MissingPrerequisite as fault:
         print(f"note: {path}: sbatch --test-only: {fault.message}", file=sys.stderr)
         return ()
-    return (LintFinding(rule("sbatch-refuses"), 1, 1, 1, why),) if why else ()
+    return (LintFinding(rule("sbatch-refuses"), 1, 1, 1, why[-1]),) if why else ()
 
 
 def _as_text(
