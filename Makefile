@@ -93,7 +93,7 @@ release: venv  ## dry run: wheel and sdist of the last commit, built twice, comp
 venv: $(VENV)/.done  ## the development environment in .venv
 
 # The demo needs half of it.
-$(VENV)/.demo: extras := checks,lint,progress,records,stack
+$(VENV)/.demo: extras := checks,lint,records,stack
 $(VENV)/.done: extras := dev
 $(VENV)/.demo $(VENV)/.done: setup.cfg pyproject.toml
 	@echo "making $(VENV): hpcdl[$(extras)], from PyPI"

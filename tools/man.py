@@ -5,6 +5,7 @@ One page for `hpcdl` and one per command group, in man(7), from the declarations
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def _command(prog: str, command: Command) -> Iterator[str]:
     yield f".SS {_text(prog)}\n{_text(command.summary)}\n"
     yield f".PP\nExample:\n.PP\n.RS\n.nf\n{_text(command.example)}\n.fi\n.RE\n"
     for action in build_parser(prog, command)._actions:
-        if action.dest != "help":
+        if action.dest != "help" and action.help != argparse.SUPPRESS:
             names = option_names(action).replace("`", "").replace("\\|", "|")
             yield f".TP\n.B {_text(names)}\n{_text(option_help(action)) or '...'}\n"
 

@@ -6,6 +6,7 @@ readers. `make docs` writes them, and a test compares the committed ones with th
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from textwrap import fill
@@ -234,6 +235,7 @@ def _command(prog: str, command: Command, level: int = 3) -> str:
         f"| {option_names(action)} | {_cell(option_help(action))} |"
         for action in build_parser(prog, command)._actions
         if action.dest not in {"help", "json", "verbose", "no_color", "site", "dry_run"}
+        and action.help != argparse.SUPPRESS
     ]
     parts = [
         f"{'#' * level} `{prog}`",

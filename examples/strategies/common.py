@@ -10,12 +10,10 @@ import tensorflow as tf
 from hpcdl.results.records import RESULT, outcome
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare, DataSource
-from hpcdl.train.data.tfrecord import Repairs
 from hpcdl.train.keras_parts import make_losses
 from hpcdl.train.models import ModelRecipe, set_up_keras
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, make_numbers, parse
-from hpcdl.train.result import Samples, base_of, summarize
-from hpcdl.train.run_record import layout_of, versions_of
+from hpcdl.train.result import Samples, base_of, layout_of, summarize, versions_of
 from hpcdl.train.startup import StartupClock, this_place
 from hpcdl.train.train_report import Reporter
 
@@ -30,9 +28,7 @@ class Job:
         row = facts_of(self.options.model)
         batch = global_batch(self.options, row, workers)
         share = BatchShare(batch, workers, worker, self.options.seed)
-        self.source: DataSource = open_source(
-            self.options, row, share, self.place.cpus, Repairs(16, lambda _: True, print)
-        )
+        self.source: DataSource = open_source(self.options, row, share, self.place.cpus)
         self.numbers = make_numbers(self.options, row, batch, self.source.steps_per_epoch)
         self.recipe = ModelRecipe(self.options.model, self.source.spec, self.source.classes)
         self.workers, self.samples = workers, Samples()

@@ -119,7 +119,7 @@ STUDY = study.Study(
             gpus="gpus=1,2,4 partition=p100",
             across=f"model={THREE},{VIT} gpus=8,16 partition=p100",
             own=f"model={THREE} gpus=1 partition=p100",
-            layouts="horovod,torch",
+            layouts="torch",
             excluded=[],
         ),
     ),

@@ -247,9 +247,9 @@ def _doubts(site: Site, args: argparse.Namespace) -> Doubts:
 
 
 def _require_options(settings: Sequence[str]) -> None:
-    from hpcdl.train.options import ARGUMENTS
+    from hpcdl.train.options import OPTIONS
 
-    known = [argument.field for argument in ARGUMENTS]
+    known = [option.name for option in OPTIONS]
     for setting in settings:
         name = setting.partition("=")[0].lstrip("-").replace("-", "_")
         if name not in known:

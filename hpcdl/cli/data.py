@@ -34,7 +34,7 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
     return _run("inspect", args)
 
 
-@command("hpcdl data bench DIR --pipeline new", partial(_arguments, "bench"))
+@command("hpcdl data bench DIR", partial(_arguments, "bench"))
 def _bench(args: argparse.Namespace) -> ExitCode:
     """Measure the throughput of an input pipeline alone, on JPEG records."""
     return _run("bench", args)

@@ -49,9 +49,10 @@ def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoRe
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    from hpcdl.train.options import configure
+    from hpcdl.system.declare import configure
+    from hpcdl.train.options import TrainOptions
 
-    configure(parser)
+    configure(parser, TrainOptions)
     parser.set_defaults(elsewhere=_elsewhere)
 
 
@@ -86,9 +87,9 @@ def _parser() -> Parser:
 def train_options(program: Sequence[str]) -> set[str]:
     """The names of the options of `hpcdl train`; none for another program."""
     from hpcdl.jobs.spec import is_train
-    from hpcdl.train.options import ARGUMENTS
+    from hpcdl.train.options import OPTIONS
 
-    return {one.flag.removeprefix("--") for one in ARGUMENTS} if is_train(program) else set()
+    return {str(one.flag).removeprefix("--") for one in OPTIONS} if is_train(program) else set()
 
 
 def check_words(program: Sequence[str], *, queued: bool) -> None:

@@ -8,6 +8,7 @@ Ranks decide nothing alone: stop requests are summed with the gradients (averagi
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,6 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._fitting = training.fitting
         self._begun = self._called = time.perf_counter()
         self._waited = 0.0
-        self._calls = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the state of callbacks that the checkpoint holds."""
@@ -85,9 +85,6 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         wanted = self._training.signals.value
         if wanted:
             self._fitting.board.stop.assign(wanted)
-        self._calls += 1
-        if self._training.tracer:
-            self._training.tracer.before(self._calls, self._training.step_number)
         if self._fitting.options.delay_ms:
             time.sleep(self._fitting.options.delay_ms / 1000)
         self._called = time.perf_counter()
@@ -96,8 +93,6 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Note the steps of the call, judge their losses, save, and stop where ranks agree."""
         training, fitting = self._training, self._fitting
         rows = fitting.board.take()
-        if training.tracer:
-            training.tracer.after(self._calls)
         called = time.perf_counter() - self._called
         steps = rows.reshape(fitting.group, -1, rows.shape[1])
         number = training.step_number
@@ -211,6 +206,33 @@ class FirstStep(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._clock.mark("first step")
             self._reporter.say(self._clock.line())
             self._clock = None
+
+
+class Trace(tf.keras.callbacks.Callback):  # type: ignore[misc]
+    """Traces eight calls of one rank's step, after those that compile, for TensorBoard."""
+
+    _FIRST, _LAST = 3, 10
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self._calls = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Start before the first traced call."""
+        self._calls += 1
+        if self._calls == self._FIRST:
+            tf.profiler.experimental.start(str(self._folder))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Stop after the last one."""
+        if self._calls == self._LAST:
+            tf.profiler.experimental.stop()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Stop where a run has fewer calls."""
+        if self._FIRST <= self._calls < self._LAST:
+            tf.profiler.experimental.stop()
 
 
 # ---- scores ----

@@ -1,10 +1,9 @@
 """Checkpoints: complete or absent, checked on reading, the newest K kept.
 
-A file is a magic line, length and checksum of a JSON header, the header (what of which shape,
-the checksum of the rest) and the arrays' bytes. It is written aside and renamed, so a crash
-leaves the one before; a damaged one is named and skipped. Everything
-drawn at random comes from (seed, step), so the step number is the whole random state, and the
-place in the data follows from it. A `Writer` writes while training continues.
+A file is what `numpy.savez` writes: the arrays, and a JSON header. It is written aside and renamed,
+so a crash leaves the one before; a damaged one is named and skipped. Everything drawn at random
+comes from (seed, step), so the step number is the whole random state, and the place in the data
+follows from it. A `Writer` writes while training continues.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -20,14 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcdl.system.files import explain_os_errors
 
-_MAGIC = b"hpcdl-checkpoint-2\n"
-_LENGTHS = struct.Struct("<QI")
+_HEADER = "header"
 _NAME = re.compile(r"step-(\d{9})\.ckpt\Z")
 
 
@@ -61,8 +59,9 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         discard(folder, checkpoint.step + 1)  # of a run that went on from before them
         _drop_old(folder, keep)  # a disk may be full because more were kept before
         try:
-            with aside.open("wb", buffering=0) as file:
+            with aside.open("wb") as file:
                 _write(file, checkpoint)
+                file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)
         except BaseException:
@@ -75,26 +74,16 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 def load(path: Path) -> Checkpoint:
     """Read one checkpoint; DamagedCheckpoint: it is truncated, altered, or none."""
-    data = path.read_bytes()
-    start = len(_MAGIC) + _LENGTHS.size
-    if data[: len(_MAGIC)] != _MAGIC or len(data) < start:
-        raise DamagedCheckpoint("it does not start like a checkpoint")
-    length, header_crc = _LENGTHS.unpack(data[len(_MAGIC) : start])
-    text = data[start : start + length]
-    if zlib.crc32(text) != header_crc:
-        raise DamagedCheckpoint("its header is truncated or altered")
-    header = json.loads(text)
-    body = memoryview(data)[start + length :]
-    if len(body) != header["bytes"]:
-        raise DamagedCheckpoint(f"it holds {len(body)} of {header['bytes']} bytes")
-    if zlib.crc32(body) != header["crc32"]:
-        raise DamagedCheckpoint("its checksum is wrong")
-    arrays, offset = [], 0
-    for entry in header["arrays"]:
-        array = np.frombuffer(body, _dtype(entry["dtype"]), int(np.prod(entry["shape"])), offset)
-        arrays.append(array.reshape(entry["shape"]))
-        offset += array.nbytes
-    return Checkpoint(header["step"], header["meta"], tuple(arrays))
+    try:
+        with np.load(path) as file:  # a zip, which checks every array's CRC
+            header = json.loads(bytes(file[_HEADER]))
+            arrays = tuple(
+                file[_array(number)].view(_dtype(name))
+                for number, name in enumerate(header["dtypes"])
+            )
+            return Checkpoint(header["step"], header["meta"], arrays)
+    except (BadZipFile, ValueError, KeyError, EOFError, zlib.error, NotImplementedError) as fault:
+        raise DamagedCheckpoint(str(fault).splitlines()[0] or repr(fault)) from fault
 
 
 def newest(folder: Path, warn: Any = None) -> Checkpoint | None:
@@ -167,40 +156,27 @@ class Writer:
 
 
 def _write(file: Any, checkpoint: Checkpoint) -> None:
-    # Not ascontiguousarray, which gives scalars a dimension.
-    arrays = [np.asarray(array, order="C") for array in checkpoint.arrays]
-    crc = 0
-    for array in arrays:
-        crc = zlib.crc32(_bytes(array), crc)
+    arrays = list(map(np.asarray, checkpoint.arrays))
     header = {
         "step": checkpoint.step,
         "meta": dict(checkpoint.meta),
-        "bytes": sum(array.nbytes for array in arrays),
-        "crc32": crc,
-        "arrays": [{"dtype": a.dtype.name, "shape": list(a.shape)} for a in arrays],
+        "dtypes": [array.dtype.name for array in arrays],
     }
-    text = json.dumps(header).encode()
-    _write_all(file, _MAGIC + _LENGTHS.pack(len(text), zlib.crc32(text)) + text)
-    for array in arrays:
-        _write_all(file, _bytes(array))
+    named: dict[str, Any] = {_array(number): array for number, array in enumerate(arrays)}
+    named[_HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    np.savez(file, **named)
+
+
+def _array(number: int) -> str:
+    return f"array_{number:05d}"
 
 
 def _dtype(name: str) -> Any:
-    if name == "bfloat16":
+    if name == "bfloat16":  # which NumPy keeps as two bytes
         import ml_dtypes  # comes with TensorFlow
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(name)
-
-
-def _write_all(file: Any, data: bytes | memoryview) -> None:
-    view = memoryview(data)
-    while len(view):
-        view = view[file.write(view[: 1 << 30]) :]
-
-
-def _bytes(array: NDArray[Any]) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _all(folder: Path) -> Iterable[Path]:

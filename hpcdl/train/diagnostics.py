@@ -29,7 +29,6 @@ from hpcdl.train.checkpoint import describe_saved
 
 _EXPLODED = 1e4
 _GRACE = 5.0
-_AT_WORK = "at-work"
 _START = 600.0  # a rank opens its data and makes its network while others wait for it
 
 
@@ -121,31 +120,18 @@ class StepWatchdog:
         self._step = number
         self._alive_at = time.monotonic()
 
-    def work(self) -> None:
-        """This rank is at work between steps; those that wait for it learn so from a file."""
-        self._alive_at = time.monotonic()
-        with suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / _AT_WORK).touch()
-
     def close(self) -> None:
         """Watch no longer."""
         self._stop.set()
 
     def _watch(self) -> None:
         while not self._stop.wait(min(1.0, self._limit / 4)):
-            if self._is_stuck():
+            if self.is_stuck():
                 self._end()
 
-    def _is_stuck(self) -> bool:
-        """Return whether the time is over and no rank has reported progress since."""
-        if time.monotonic() - self._alive_at <= self._limit:
-            return False
-        try:
-            last_sign = (self._folder / _AT_WORK).stat().st_mtime
-        except OSError:
-            return True
-        return time.time() - last_sign > self._limit
+    def is_stuck(self) -> bool:
+        """Return whether the time that a step may take is over."""
+        return time.monotonic() - self._alive_at > self._limit
 
     def _end(self) -> None:
         with suppress(OSError):  # a full disk must not delay the exit

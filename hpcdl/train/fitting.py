@@ -8,7 +8,6 @@ takes it (`DataSource.prepare`), and the time that a step waits for its batch.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,7 +20,7 @@ import tensorflow as tf
 from hpcdl.system.errors import BadInput
 from hpcdl.train import keras_parts
 from hpcdl.train.averaging import Board, distribute
-from hpcdl.train.data.source import DataSource
+from hpcdl.train.data.source import DataSource, unreadable
 from hpcdl.train.fused import fuse
 from hpcdl.train.models import ModelRecipe, origin, random_states
 from hpcdl.train.options import RunNumbers, TrainOptions
@@ -239,9 +238,7 @@ def make_fitting(
         model.compile(optimizer, losses, metrics=metrics, jit_compile=alone_xla)
     optimizer.build(model.trainable_variables)
     one_hot = source.own and task == "classes" and not own and keras_parts.takes_one_hot(losses)
-    _prepare_inputs(
-        model, source, channels_first=recipe.channels_first, width=source.classes * one_hot
-    )
+    _prepare_inputs(model, source, width=source.classes * one_hot)
     waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
     return Fitting(
         options,
@@ -299,19 +296,17 @@ def _set_steps_per_execution(model: Any, steps: int) -> None:
         model.steps_per_execution = steps
 
 
-def _prepare_inputs(model: Any, source: DataSource, *, channels_first: bool, width: int) -> None:
+def _prepare_inputs(model: Any, source: DataSource, *, width: int) -> None:
     """Let the steps of the model do on the device what turns a batch into its inputs.
 
     `width`: labels become shares of so many classes; 0: they stay.
     """
-    if type(source).prepare is DataSource.prepare and not channels_first and not width:
+    if type(source).prepare is DataSource.prepare and not width:
         return
 
     def prepared(data: Any) -> Any:
         inputs, labels, *rest = data
-        inputs = source.prepare(inputs)
-        inputs = tf.transpose(inputs, (0, 3, 1, 2)) if channels_first else inputs
-        return (inputs, tf.one_hot(labels, width) if width else labels, *rest)
+        return (source.prepare(inputs), tf.one_hot(labels, width) if width else labels, *rest)
 
     for name in ("train_step", "test_step"):
         step = getattr(model, name)
@@ -354,13 +349,14 @@ def _is_short(recipe: ModelRecipe, model: Any) -> bool:
 
 
 @contextmanager
-def clear_errors(source: DataSource) -> Iterator[None]:
+def clear_errors() -> Iterator[None]:
     """Raise the clear error behind an error of TensorFlow or Keras that a user's parts caused."""
     try:
         yield
-    except tf.errors.OpError as fault:
-        if source.fault is not None:
-            raise source.fault from fault
+    except (tf.errors.OpError, UnicodeDecodeError) as fault:
+        # What fails in a step names the operation that takes the next batch.
+        if isinstance(fault, UnicodeDecodeError) or "IteratorGetNext" in str(fault):
+            raise unreadable(fault) from fault
         raise
     except (ValueError, TypeError, KeyError) as fault:
         where = [*origin(fault), *str(fault).strip().splitlines()[-1:]]
@@ -370,19 +366,6 @@ def clear_errors(source: DataSource) -> Iterator[None]:
             hint="the model's outputs, the loss, the metrics and the labels must fit; "
             "`model.fit` in plain Keras fails, too",
         ) from fault
-
-
-def channels_first(options: TrainOptions) -> bool:
-    """Return whether to store images channel by channel: faster for fp32 without tensor cores."""
-    gpus = tf.config.get_visible_devices("GPU")
-    if options.layout == "nchw" and not gpus:
-        print("no GPU here: --layout nchw is for GPUs, nhwc is used", file=sys.stderr, flush=True)
-        return False
-    if options.layout != "auto" or not gpus:
-        return options.layout == "nchw"
-    details = tf.config.experimental.get_device_details(gpus[0])
-    capability = details.get("compute_capability", (7, 0))
-    return bool(capability < (7, 0)) and options.precision == "fp32"
 
 
 def broadcast(fitting: Fitting) -> None:

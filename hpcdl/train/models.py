@@ -36,7 +36,6 @@ class ModelRecipe:
     spec: Any
     classes: int
     precision: str = "fp32"
-    channels_first: bool = False
 
     def build(self) -> Any:
         """Return the Keras model for training."""
@@ -49,23 +48,16 @@ class ModelRecipe:
     @property
     def shape(self) -> Any:
         """The shape of an example as the model takes it, or a structure of shapes."""
-        shapes = tf.nest.map_structure(lambda spec: tuple(spec.shape), self.spec)
-        if self.channels_first and isinstance(self.spec, tf.TensorSpec) and len(shapes) == 3:
-            return (shapes[2], *shapes[:2])
-        return shapes
+        return tf.nest.map_structure(lambda spec: tuple(spec.shape), self.spec)
 
     def example(self) -> Any:
         """Return a batch of one example of zeros, as the model takes it."""
-        if isinstance(self.spec, tf.TensorSpec):
-            return tf.zeros((1, *self.shape), self.spec.dtype)
         return tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape), s.dtype), self.spec)
 
     def _built(self, precision: str) -> Any:
         policy = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}.get(precision, "float32")
-        order = "channels_first" if self.channels_first else "channels_last"
         before = tf.keras.mixed_precision.global_policy()
         tf.keras.mixed_precision.set_global_policy(policy)
-        tf.keras.backend.set_image_data_format(order)
         try:
             return _make(self)
         finally:

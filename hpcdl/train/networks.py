@@ -69,15 +69,13 @@ def googlenet(shape: tuple[int, ...], classes: int) -> Any:
 def _conv(x: Any, filters: int, size: int, stride: int = 1) -> Any:
     layers = tf.keras.layers
     x = layers.Conv2D(filters, size, stride, "same", use_bias=False)(x)
-    axis = 1 if tf.keras.backend.image_data_format() == "channels_first" else -1
-    return layers.ReLU()(layers.BatchNormalization(axis=axis, epsilon=1e-3)(x))
+    return layers.ReLU()(layers.BatchNormalization(epsilon=1e-3)(x))
 
 
 def _inception(x: Any, filters: tuple[int, ...]) -> Any:
     one, reduce_a, three_a, reduce_b, three_b, project = filters
-    axis = 1 if tf.keras.backend.image_data_format() == "channels_first" else -1
     pooled = tf.keras.layers.MaxPooling2D(3, 1, "same")(x)
-    return tf.keras.layers.Concatenate(axis=axis)(
+    return tf.keras.layers.Concatenate()(
         [
             _conv(x, one, 1),
             _conv(_conv(x, reduce_a, 1), three_a, 3),

@@ -1,8 +1,7 @@
 """Options of a training run, and its numbers: batch, steps, learning rate. Pure.
 
-No TensorFlow here: `hpcdl train --help`, expectations and the command line's checks need none. A
-field of `TrainOptions` declares its option; `from_namespace` reads a parsed command line and
-`to_argv` writes one. Every refusal of bad numbers is here, too.
+No TensorFlow here: `hpcdl train --help`, expectations and the command line's checks need none.
+Every refusal of bad numbers is here, too.
 """
 
 from __future__ import annotations
@@ -10,19 +9,31 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from hpcdl import facts
-from hpcdl.system.amounts import amount, fraction, not_negative, positive, seed
+from hpcdl.system.declare import (
+    COUNT,
+    SWITCH,
+    build,
+    choice,
+    configure,
+    entries,
+    number,
+    option,
+    typed,
+    whole,
+)
+from hpcdl.system.declare import to_argv as declared_argv
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
 SCHEDULES = ("constant", "cosine", "linear")
-LAYOUTS = ("auto", "nhwc", "nchw")
 PRECISIONS = ("fp32", "fp16", "bf16")
 SYNTHETIC = "synthetic"
 DEFAULT_STEPS = 100
@@ -41,134 +52,128 @@ _USER_MODEL: dict[str, Any] = {
     "proof": "doubtful",
 }
 
-_METAVARS = {str: "NAME", positive: "N", not_negative: "N", seed: "N", amount: "X", fraction: "X"}
-
-
-@dataclass(frozen=True)
-class Argument:
-    """One option of the command line; its default is the field's of `TrainOptions`."""
-
-    field: str
-    help: str
-    type: Any
-    choices: tuple[str, ...] | None
-    metavar: str | None
-
-    @property
-    def flag(self) -> str:
-        """The option as typed."""
-        return "--set" if self.field == "settings" else "--" + self.field.replace("_", "-")
-
-
-def _option(
-    default: Any,
-    text: str,
-    kind: Any = str,
-    *,
-    choices: tuple[str, ...] | None = None,
-    metavar: str | None = None,
-) -> Any:
-    """A field with its option: help, and the function that reads its value; list: given often."""
-    metavar = metavar or (None if choices else _METAVARS.get(kind))
-    return field(
-        default=default,
-        metadata={"help": text, "type": kind, "choices": choices, "metavar": metavar},
-    )
+_STEPS = whole(0, 10**9)
+_SEED = whole(0, 2**31 - 1)
+"""What fits into 31 bits: TensorFlow and NumPy take no other."""
+_POSITIVE = number(0, sys.float_info.max)
+_TEXT: dict[str, Any] = {"type": "string"}
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """One run. Times in seconds unless the name says otherwise; None means "by the model"."""
 
-    model: str = _option("mlp", "network to train (default mlp), or package.module:function")
-    data: str = _option(
-        SYNTHETIC, "directory made by `hpcdl data make`, or 'synthetic'", metavar="DIR"
+    model: str = option(
+        "network to train (default mlp), or package.module:function", "mlp", section="run", **_TEXT
     )
-    dataset: str | None = _option(
-        None,
+    data: str = option(
+        "directory made by `hpcdl data make`, or 'synthetic'", SYNTHETIC, metavar="DIR", **_TEXT
+    )
+    dataset: str | None = option(
         "data of your own: package.module:function, called with "
         "'train' and 'test', returns arrays or a tf.data.Dataset",
+        None,
+        **_TEXT,
     )
-    image_size: int | None = _option(
-        None, "side of the images in pixels (default by the model)", positive, metavar="PX"
+    image_size: int | None = option(
+        "side of the images in pixels (default by the model)", None, metavar="PX", **COUNT
     )
-    global_batch: int | None = _option(None, "examples per step over all ranks", positive)
-    batch_per_rank: int | None = _option(None, "examples per step and rank", positive)
-    epochs: int | None = _option(
-        None, "passes over the data (default by the model); 0: only score", not_negative
+    global_batch: int | None = option("examples per step over all ranks", None, **COUNT)
+    batch_per_rank: int | None = option("examples per step and rank", None, **COUNT)
+    epochs: int | None = option(
+        "passes over the data (default by the model); 0: only score", None, **_STEPS
     )
-    steps: int | None = _option(None, "number of steps, instead of epochs", positive)
-    job_dir: str | None = _option(
-        None, "directory of the results (default: HPCDL_JOB_DIR, or .)", metavar="DIR"
+    steps: int | None = option("number of steps, instead of epochs", None, **whole(1, 10**9))
+    job_dir: str | None = option(
+        "directory of the results (default: HPCDL_JOB_DIR, or .)", None, metavar="DIR", **_TEXT
     )
-    seed: int = _option(1, "random seed (default 1)", seed)
-    fresh: bool = _option(
-        False, "start over and keep earlier checkpoints aside; a requeued job resumes", bool
+    seed: int = option("random seed (default 1)", 1, **_SEED)
+    fresh: bool = option(
+        "start over and keep earlier checkpoints aside; a requeued job resumes", False, **SWITCH
     )
-    hang_limit: float = _option(
-        600.0,
+    hang_limit: float = option(
         "seconds without a step until the run is stopped; 0: never (default 600)",
-        amount,
+        600.0,
         metavar="S",
+        **_POSITIVE,
     )
-    lr: float | None = _option(None, "learning rate (default by the model)", amount)
-    lr_schedule: str = _option(
-        "constant", "constant (default), cosine, linear, or one of Keras, such as exponentialdecay"
+    lr: float | None = option(
+        "learning rate (default by the model)", None, section="Keras", **_POSITIVE
     )
-    optimizer: str = _option("sgd", "one of Keras, such as adamw (default sgd with momentum 0.9)")
-    loss: str | None = _option(
-        None, "one of Keras, or package.module:function; one per output, with commas"
+    lr_schedule: str = option(
+        "constant (default), cosine, linear, or one of Keras, such as exponentialdecay",
+        "constant",
+        **_TEXT,
     )
-    metrics: str = _option(
-        "", "metrics of Keras, or package.module:function, with commas", metavar="NAMES"
+    optimizer: str = option(
+        "one of Keras, such as adamw (default sgd with momentum 0.9)", "sgd", **_TEXT
     )
-    callback: str = _option(
-        "",
+    loss: str | None = option(
+        "one of Keras, or package.module:function; one per output, with commas", None, **_TEXT
+    )
+    metrics: str = option(
+        "metrics of Keras, or package.module:function, with commas", "", metavar="NAMES", **_TEXT
+    )
+    callback: str = option(
         "callbacks of Keras, or package.module:Class; the test set is scored after every epoch",
+        "",
         metavar="NAMES",
+        **_TEXT,
     )
-    settings: tuple[str, ...] = _option(
-        (),
+    settings: tuple[str, ...] = option(
         "argument of Keras' optimizer, schedule, loss, callback or fit, "
         "such as optimizer.weight_decay=0.05",
-        list,
+        (),
+        key="set",
+        type="array",
+        items=_TEXT,
         metavar="PART.NAME=VALUE",
     )
-    accumulate: int = _option(1, "compute a batch in N parts, to save memory", positive)
-    precision: str = _option(
-        "fp32", "precision of compute (default fp32); fp16 scales the loss", choices=PRECISIONS
+    accumulate: int = option(
+        "compute a batch in N parts, to save memory", 1, section="compute", **COUNT
     )
-    xla: bool = _option(False, "compile forward and backward with XLA", bool)
-    compress: bool = _option(False, "send gradients as fp16", bool)
-    deterministic: bool = _option(False, "bit-identical results; slower on GPUs", bool)
-    target_accuracy: float | None = _option(
-        None, "exit with status 1 if the test accuracy stays below", fraction
+    precision: str = option(
+        "precision of compute (default fp32); fp16 scales the loss: " + ", ".join(PRECISIONS),
+        "fp32",
+        **choice(*PRECISIONS),
     )
-    profile: bool = _option(
-        False, "write timeline.json: all ranks' steps and threads, for Perfetto", bool
-    )
-    checkpoint_every: int | None = _option(
-        None, "steps between checkpoints; 0: only at the end (default: an epoch)", not_negative
-    )
-    weights: str | None = _option(
+    xla: bool = option("compile forward and backward with XLA", False, **SWITCH)
+    compress: bool = option("send gradients as fp16", False, **SWITCH)
+    deterministic: bool = option("bit-identical results; slower on GPUs", False, **SWITCH)
+    target_accuracy: float | None = option(
+        "exit with status 1 if the test accuracy stays below",
         None,
+        section="results",
+        **number(0, 1),
+    )
+    profile: bool = option(
+        "trace eight steps of every rank into JOB-DIR/profile, for TensorBoard", False, **SWITCH
+    )
+    checkpoint_every: int | None = option(
+        "steps between checkpoints; 0: only at the end (default: an epoch)", None, **_STEPS
+    )
+    weights: str | None = option(
         "start from these weights: a directory of --export, a "
         ".keras or .weights.h5 file, or a checkpoint",
-        metavar="PATH",
-    )
-    export: str | None = _option(
-        None, "write the trained model for Keras and TensorFlow; FILE.onnx: for ONNX", metavar="DIR"
-    )
-    predict: str | None = _option(
         None,
+        metavar="PATH",
+        **_TEXT,
+    )
+    export: str | None = option(
+        "write the trained model for Keras and TensorFlow; FILE.onnx: for ONNX",
+        None,
+        metavar="DIR",
+        **_TEXT,
+    )
+    predict: str | None = option(
         "write a table of the test set's predictions; FILE.parquet: as Parquet",
+        None,
         metavar="FILE.csv",
+        **_TEXT,
     )
     # For measurements; `--help` does not list them.
-    warmup_steps: int = _option(5, argparse.SUPPRESS, not_negative)
-    layout: str = _option("auto", argparse.SUPPRESS, choices=LAYOUTS)
-    pipeline: str = _option("new", argparse.SUPPRESS, choices=("new", "old"))
-    delay_ms: float = _option(0.0, argparse.SUPPRESS, amount, metavar="MS")
+    warmup_steps: int = option(argparse.SUPPRESS, 5, **_STEPS)
+    delay_ms: float = option(argparse.SUPPRESS, 0.0, metavar="MS", **_POSITIVE)
     json: bool = False  # of the whole command line
 
     @property
@@ -177,66 +182,22 @@ class TrainOptions:
         return Path(self.job_dir or os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
 
 
-_SECTIONS = {
-    "model": "run",
-    "lr": "Keras",
-    "accumulate": "compute",
-    "target_accuracy": "results",
-}
-"""The groups of the help, by the first option of each."""
-ARGUMENTS = tuple(
-    Argument(one.name, **one.metadata) for one in fields(TrainOptions) if one.metadata
-)
-
-
-def configure(parser: argparse.ArgumentParser) -> None:
-    """Add every option of `ARGUMENTS` to a parser. Not given means None: see `from_namespace`."""
-    group: Any = parser
-    for argument in ARGUMENTS:
-        if argument.field in _SECTIONS:
-            group = parser.add_argument_group(_SECTIONS[argument.field])
-        if argument.type is bool:
-            group.add_argument(argument.flag, action="store_true", default=None, help=argument.help)
-        elif argument.type is list:
-            group.add_argument(
-                argument.flag,
-                action="append",
-                dest=argument.field,
-                metavar=argument.metavar,
-                help=argument.help,
-            )
-        else:
-            group.add_argument(
-                argument.flag,
-                type=argument.type,
-                choices=argument.choices,
-                metavar=argument.metavar,
-                help=argument.help,
-            )
+OPTIONS = entries(TrainOptions)
 
 
 def from_namespace(args: argparse.Namespace) -> TrainOptions:
-    """The options of a parsed command line; BadInput: two that exclude each other."""
-    names = [one.name for one in fields(TrainOptions)]
-    given = {name: getattr(args, name) for name in names if getattr(args, name, None) is not None}
+    """The options of a parsed command line; BadInput: a bad value, or two that exclude others."""
+    given = typed(TrainOptions, args)
     for one, other in (("global_batch", "batch_per_rank"), ("epochs", "steps")):
         if one in given and other in given:
             flags = [f"--{name.replace('_', '-')}" for name in (one, other)]
             raise BadInput(f"{flags[0]} and {flags[1]} exclude each other", hint="give one of them")
-    return TrainOptions(**{**given, "settings": tuple(given.get("settings", ()))})
+    return replace(build(TrainOptions, given), json=bool(getattr(args, "json", False)))
 
 
 def to_argv(options: TrainOptions) -> list[str]:
     """The command line that means `options`: only what differs from the defaults."""
-    argv: list[str] = []
-    for argument in ARGUMENTS:
-        value = getattr(options, argument.field)
-        if value == getattr(TrainOptions(), argument.field):
-            continue
-        values = value if argument.type is list else [value]
-        flag = argument.flag
-        argv += [flag] if argument.type is bool else [f"{flag}={each}" for each in values]
-    return [*argv, "--json"] if options.json else argv
+    return [*declared_argv(options), *(["--json"] if options.json else [])]
 
 
 class _Raising(argparse.ArgumentParser):
@@ -244,15 +205,13 @@ class _Raising(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the message."""
-        raise BadInput(message)
+        raise BadInput(message, hint="`hpcdl train --help` lists the options")
 
 
-def parse(argv: Sequence[str], *, exits: bool = True) -> TrainOptions:
-    """The options of an argument list; a bad one: argparse's own exit, else BadInput."""
-    parser = (argparse.ArgumentParser if exits else _Raising)(
-        prog="hpcdl train", allow_abbrev=False
-    )
-    configure(parser)
+def parse(argv: Sequence[str]) -> TrainOptions:
+    """The options of an argument list; BadInput: one is unknown, or has no such value."""
+    parser = _Raising(prog="hpcdl train", allow_abbrev=False)
+    configure(parser, TrainOptions)
     parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     return from_namespace(parser.parse_args(argv))
 

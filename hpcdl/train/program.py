@@ -15,7 +15,7 @@ from hpcdl.results.records import RESULT, outcome
 from hpcdl.system.errors import ExitCode, HpcdlError
 from hpcdl.train import startup
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, parse, settings_of
-from hpcdl.train.result import Samples, base_of, summarize
+from hpcdl.train.result import base_of, nothing_measured
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
 
@@ -94,8 +94,7 @@ def _record_early(
         "layout": layout,
         "versions": {},
         "strategy": "horovod" if place.size > 1 else "single",
-        "samples": Samples().as_json(),
-        "summary": {**summarize(Samples(), 0), "loss": None, "metrics": {}},
+        **nothing_measured(),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write(path, values)

@@ -12,17 +12,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import statistics
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcdl import __version__
 from hpcdl.system.files import explain_os_errors, write_atomic
+from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.options import TrainOptions
-from hpcdl.train.startup import StartupClock
+from hpcdl.train.startup import RankPlace, StartupClock
 
 COLUMNS = ("seconds", "input", "compute", "communication", "update", "checkpoint", "other")
 _HISTORY = "history.jsonl"
@@ -98,21 +102,6 @@ def summarize(samples: Samples, warmup: int) -> dict[str, Any]:
             for column in COLUMNS
             if column != "seconds"
         },
-    }
-
-
-def base_of(options: TrainOptions, clock: StartupClock, started: float) -> dict[str, Any]:
-    """Return what result.json says of a training however it ended."""
-    return {
-        "started": started,
-        "ended": time.time(),
-        "job": job_of(os.environ),
-        "release": os.environ.get("HPCDL_RELEASE"),
-        "model": options.model,
-        "precision": options.precision,
-        "data": options.dataset or options.data,
-        "options": {k: v for k, v in vars(options).items() if v is not None},
-        "startup": {name: round(value, 3) for name, value in clock.parts.items()},
     }
 
 
@@ -207,23 +196,6 @@ class LossHistory:
                 samples.take(piece)
         return samples
 
-    def segments(self, warmup: int) -> list[dict[str, Any]]:
-        """Return a row per start: its first step, its number of steps, its ranks and its rate."""
-        by_start: dict[float, tuple[dict[str, Any], Samples]] = {}
-        for piece in self._pieces:
-            _, samples = by_start.setdefault(piece["started"], (piece, Samples()))
-            samples.take(piece)
-        return [
-            {
-                "started": started,
-                "ranks": piece["ranks"],
-                "first_step": piece["first_step"],
-                "steps": len(samples),
-                "images_per_second": summarize(samples, warmup)["images_per_second"],
-            }
-            for started, (piece, samples) in by_start.items()
-        ]
-
     def curve(self) -> dict[str, list[Any]]:
         """The loss of the whole run, as means over equal parts, by the last step of each."""
         steps: list[int] = []
@@ -238,3 +210,62 @@ class LossHistory:
             "step": [steps[min(at + width, len(steps)) - 1] for at in range(0, len(steps), width)],
             "loss": means,
         }
+
+
+# ---- the whole of result.json ----
+
+
+def base_of(options: TrainOptions, clock: StartupClock, started: float) -> dict[str, Any]:
+    """Return what result.json says of a training however it ended."""
+    return {
+        "started": started,
+        "ended": time.time(),
+        "job": job_of(os.environ),
+        "release": os.environ.get("HPCDL_RELEASE"),
+        "model": options.model,
+        "precision": options.precision,
+        "data": options.dataset or options.data,
+        "options": {k: v for k, v in vars(options).items() if v is not None},
+        "startup": {name: round(value, 3) for name, value in clock.parts.items()},
+    }
+
+
+def nothing_measured() -> dict[str, Any]:
+    """Return the numbers of a run that never trained."""
+    summary = {**summarize(Samples(), 0), "loss": None, "metrics": {}}
+    return {"samples": Samples().as_json(), "summary": summary}
+
+
+def layout_of(place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, Any]:
+    """Where the ranks are; `hosts` has the node of each."""
+    import tensorflow as tf
+
+    gpus = tf.config.get_visible_devices("GPU")
+    names = [tf.config.experimental.get_device_details(g).get("device_name") for g in gpus]
+    nodes = list(dict.fromkeys(hosts))
+    return {
+        "ranks": ranks,
+        "nodes": nodes,
+        "ranks_per_node": [list(hosts).count(node) for node in nodes],
+        "cpus_per_rank": place.cpus,
+        "gpu_per_rank": len(gpus),
+        "gpu": names[0] if names else None,
+        "hosts": list(hosts),
+    }
+
+
+def versions_of() -> dict[str, str | None]:
+    """The software that took part."""
+    import tensorflow as tf
+
+    horovod = sys.modules.get("horovod")
+    return {
+        "hpcdl": __version__,
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "keras": getattr(tf.keras, "__version__", None),
+        "horovod": getattr(horovod, "__version__", None),
+        "numpy": getattr(sys.modules.get("numpy"), "__version__", None),
+        "kernel": platform.release(),
+        "driver": nvidia_driver(),
+    }

@@ -22,28 +22,29 @@ from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.train import checkpoint, diagnostics
-from hpcdl.train.callbacks import FirstStep, Leave, Scores, Steps, evaluate
+from hpcdl.train.callbacks import FirstStep, Leave, Scores, Steps, Trace, evaluate
 from hpcdl.train.data.opening import open_source
-from hpcdl.train.data.source import BatchShare, count_records
-from hpcdl.train.data.tfrecord import Repairs
+from hpcdl.train.data.source import BatchShare
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
 from hpcdl.train.exporting import check_outputs, export, load_weights
-from hpcdl.train.fitting import broadcast, channels_first, clear_errors, make_fitting
+from hpcdl.train.fitting import broadcast, clear_errors, make_fitting
 from hpcdl.train.models import ModelRecipe, set_up_keras, takes_classes
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
 from hpcdl.train.ranks import Ranks
-from hpcdl.train.result import LossHistory, base_of, job_of, summary_line
-from hpcdl.train.resuming import resume
-from hpcdl.train.run_record import layout_of, measured, versions_of
+from hpcdl.train.result import (
+    LossHistory,
+    base_of,
+    job_of,
+    layout_of,
+    summary_line,
+    versions_of,
+)
 from hpcdl.train.scores import areas_of, check_predictable, predictions, write_predictions
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
-from hpcdl.train.timeline import Tracer, rows_file, write_timeline
 from hpcdl.train.train_report import Reporter
-from hpcdl.train.training import TrainingProgress, condemn
+from hpcdl.train.training import TrainingProgress, condemn, measured, resume
 
-_DRAWN_STEPS = 2000
-_MOST_DAMAGED = 16
 _FP16_PATIENCE = 15
 """fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1."""
 _EXITS = {
@@ -75,16 +76,8 @@ class RankRun:
         self.signals = signals
         self.training: TrainingProgress | None = None
         self.hosts: list[str] = [place.host]
-        self.tracer = Tracer(self._trace_folder(ranks.rank))
         self.started = time.time()
         self.open = ExitStack()
-        self.damaged: set[str] = set()  # of all ranks, once they are exchanged
-        self.repairs = Repairs(
-            _MOST_DAMAGED,
-            lambda path: count_records(path) is not None,
-            self._complain,
-            lambda: self.training.watchdog.work() if self.training else None,
-        )
 
     def go(self) -> int:
         """Train, score, write the result; returns the exit code."""
@@ -106,10 +99,8 @@ class RankRun:
             raise clear from fault
         finally:
             self.open.close()
-            self.repairs.close()
             if self.training is not None:
                 self.training.watchdog.close()
-                self.training.reporter.close()
 
     def _go(self) -> int:
         self.training = training = self._prepare()
@@ -143,9 +134,11 @@ class RankRun:
             FirstStep(self.clock, training.reporter),
             Steps(training),
         ]
+        if self.options.profile:
+            callbacks.insert(0, Trace(self.options.folder / "profile" / f"rank-{self.ranks.rank}"))
         status = "completed"
         try:
-            with clear_errors(fitting.source):
+            with clear_errors():
                 fitting.fit(training.step_number, callbacks)
         except Leave as left:
             status = left.outcome
@@ -214,21 +207,12 @@ class RankRun:
         batch = global_batch(options, self.model, ranks.size)
         share = BatchShare(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
         counts = takes_classes(options.model)
-        source = open_source(
-            options, self.model, share, self.place.cpus, self.repairs, counts=counts
-        )
+        source = open_source(options, self.model, share, self.place.cpus, counts=counts)
         self.clock.mark("data")
         task = source.task if source.own else "classes"
         check_target(options, task, tested=source.tested)
         numbers = make_numbers(options, self.model, batch, source.steps_per_epoch)
-        first = channels_first(options) and isinstance(source.spec, tf.TensorSpec)
-        recipe = ModelRecipe(
-            options.model,
-            source.spec,
-            source.classes,
-            options.precision,
-            first and source.spec.shape.rank == 3,
-        )
+        recipe = ModelRecipe(options.model, source.spec, source.classes, options.precision)
         fitting = make_fitting(options, numbers, recipe, source, ranks, task=task)
         self.clock.mark("network")
         silent = ranks.rank != 0
@@ -242,7 +226,6 @@ class RankRun:
             reporter,
             StepWatchdog(options.folder, ranks.rank, ranks.size, options.hang_limit),
             LossGuard(patience=_FP16_PATIENCE if options.precision == "fp16" else 0),
-            self.tracer if options.profile else None,
         )
         if not silent:
             start = {"started": self.started, "ranks": ranks.size}
@@ -268,7 +251,7 @@ class RankRun:
         """The metrics on the test set."""
         training.watchdog.be_patient()
         source = training.fitting.source
-        with clear_errors(source):
+        with clear_errors():
             scores = evaluate(training)
         if not scores:
             return {}
@@ -309,7 +292,6 @@ class RankRun:
             "pixels": source.pixels,
             "task": source.task,
             "step": training.step_number,
-            "channels_first": recipe.channels_first,
         }
         export(training.fitting.model, path, recipe, description)
         training.reporter.say(f"model exported: {path}")
@@ -317,9 +299,6 @@ class RankRun:
     def _end(self, training: TrainingProgress, status: str, metrics: dict[str, float]) -> int:
         """Compare with the target, write the result, print the last line; returns the exit code."""
         epoch, _ = training.fitting.numbers.position(max(0, training.step_number - 1))
-        # A set: all ranks read the same test records.
-        places = self.ranks.gather_text("\n".join(self.repairs.places))
-        self.damaged = {place for text in places for place in text.splitlines()}
         target, accuracy = self.options.target_accuracy, metrics.get("accuracy", 0.0)
         message = ""
         if status == "completed" and target is not None and accuracy < target:
@@ -329,8 +308,6 @@ class RankRun:
             saved = checkpoint.describe_saved(training.checkpoint_directory)
             message = f"stopped by a signal; {saved}"
         training.reporter.end(training.step_number, epoch, training.loss, status, message)
-        if self.options.profile:
-            self._write_timeline(training)
         code = int(_EXITS[status])
         result = self._write(status, message, code, metrics)
         if self.ranks.rank == 0:
@@ -341,36 +318,16 @@ class RankRun:
             print(line or summary_line(result, path), flush=True)
         return code
 
-    def _write_timeline(self, training: TrainingProgress) -> None:
-        self.tracer.stop()
-        columns = {name: kept[:_DRAWN_STEPS] for name, kept in training.samples.columns.items()}
-        first = self.tracer.first
-        traced = None if first is None else first - training.samples.first_step
-        mine = {"host": self.place.host, "columns": columns, "traced": traced}
-        ranks = [json.loads(text) for text in self.ranks.gather_text(json.dumps(mine))]
-        if self.ranks.rank:
-            return
-        for rank, kept in enumerate(ranks):
-            if kept["traced"] is not None:
-                kept["rows"] = json.loads(rows_file(self._trace_folder(rank)).read_text())
-        path = self.options.folder / "timeline.json"
-        write_timeline(path, ranks)
-        training.reporter.say(f"timeline of {len(ranks)} ranks: {path}")
-
-    def _trace_folder(self, rank: int) -> Path:
-        return self.options.folder / "profile" / f"rank-{rank}"
-
     def _write(
         self, status: str, message: str, code: int, metrics: dict[str, float]
     ) -> dict[str, Any]:
-        damaged = len(self.damaged or self.repairs.places)
         result = {
             "outcome": outcome(status, message, code),
             **base_of(self.options, self.clock, self.started),
             "layout": layout_of(self.place, self.hosts, self.ranks.size),
             "versions": versions_of(),
             "strategy": self.ranks.name,
-            **measured(self.training, self.options, metrics, damaged),
+            **measured(self.training, self.options, metrics),
         }
         if self.ranks.rank == 0:
             RESULT.write(self.options.folder / RESULT.name, result)

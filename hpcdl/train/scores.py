@@ -38,9 +38,8 @@ def predictions(training: TrainingProgress) -> tuple[Floats, Floats]:
 
     @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator,unused-ignore]
     def forward(inputs: Any) -> Any:
-        ready = source.prepare(inputs)
-        ready = tf.transpose(ready, (0, 3, 1, 2)) if fitting.recipe.channels_first else ready
-        return fitting.probabilities(tf.cast(model(ready, training=False), tf.float32))
+        outputs = model(source.prepare(inputs), training=False)
+        return fitting.probabilities(tf.cast(outputs, tf.float32))
 
     outputs: list[Floats] = []
     labels: list[Floats] = []

@@ -1,23 +1,25 @@
-"""A run in progress: what has been done, and its checkpoints."""
+"""A run in progress: what has been done, its checkpoints, and how it resumes from one."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from hpcdl.system.errors import BadInput
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
-from hpcdl.train.result import LossHistory, Samples
+from hpcdl.train.fitting import Fitting, broadcast
+from hpcdl.train.models import parameters_of
+from hpcdl.train.options import TrainOptions
+from hpcdl.train.result import LossHistory, Samples, finite, nothing_measured, summarize
 from hpcdl.train.stop_signals import StopSignals
-from hpcdl.train.timeline import Tracer
 from hpcdl.train.train_report import Reporter
-
-if TYPE_CHECKING:
-    from hpcdl.train.fitting import Fitting
 
 
 @dataclass
@@ -33,7 +35,6 @@ class TrainingProgress:
     reporter: Reporter
     watchdog: StepWatchdog
     guard: LossGuard
-    tracer: Tracer | None
     step_number: int = 0
     loss: float = float("nan")
     samples: Samples = field(default_factory=Samples)
@@ -117,3 +118,112 @@ def identity_of(fitting: Fitting) -> dict[str, Any]:
         "steps_per_epoch": numbers.steps_per_epoch,
         **({"steps": numbers.steps} if options.lr_schedule in {"cosine", "linear"} else {}),
     }
+
+
+def measured(
+    training: TrainingProgress | None,
+    options: TrainOptions,
+    metrics: dict[str, float],
+) -> dict[str, Any]:
+    """Return the numbers, as far as a training came; None where it never began."""
+    if training is None:
+        return nothing_measured()
+    samples, history, fitting = training.samples, training.history, training.fitting
+    if not len(samples) and history:
+        samples = history.latest()
+    warmup = max(options.warmup_steps, fitting.group)  # the first call compiles
+    summary = summarize(samples, warmup)
+    if not fitting.board.clocked and "phases" in summary:
+        del summary["phases"]["communication"], summary["phases"]["update"]  # no clocks
+    spec = tf.nest.flatten(fitting.source.spec)[0]
+    if spec.shape.rank == 1 and spec.dtype.is_integer:  # an example is a sequence of tokens
+        tokens = summary["images_per_second"] * int(spec.shape[0])
+        summary["tokens_per_second"] = round(tokens, 1)
+    batch = fitting.numbers.global_batch
+    numbers = {
+        "samples": samples.as_json(),
+        "summary": {**summary, "loss": finite(training.loss), "metrics": metrics},
+        "parameters": parameters_of(fitting.model),
+        "fused_layers": fitting.fused,
+        "batch_per_rank": batch // fitting.ranks.size,
+        "global_batch": batch,
+        "steps": {"done": training.step_number, "planned": fitting.numbers.steps},
+        "validations": training.validations,
+    }
+    return {**numbers, "curve": history.curve()} if history else numbers
+
+
+# ---- resuming ----
+
+
+def resume(training: TrainingProgress) -> None:
+    """Resume from the newest intact checkpoint, if any: rank 0 reads, or refuses, for all."""
+    state = np.zeros(4)
+    fault: BadInput | None = None
+    ranks, source = training.fitting.ranks, training.fitting.source
+    if ranks.rank == 0:
+        try:
+            state[:3] = _restore(training)
+        except BadInput as refused:
+            fault = refused
+            state[3] = 1.0
+    state = ranks.sum_on_host(state)
+    if state[3]:
+        raise fault or BadInput("rank 0 cannot resume from the checkpoints")
+    broadcast(training.fitting)
+    training.step_number = training.saved_at = int(state[0])
+    source.streams = int(state[2]) or source.streams
+    if training.step_number:
+        training.loss = float(state[1])
+        training.reporter.say(f"resumed after step {training.step_number}")
+    training.samples.first_step = training.step_number
+    if training.history:
+        training.history.load(training.step_number)
+
+
+def _restore(training: TrainingProgress) -> tuple[float, float, float]:
+    """Load the newest intact checkpoint into the variables; (step, loss, streams); 0 for none."""
+    newest = checkpoints.newest(training.checkpoint_directory, training.reporter.say)
+    if newest is None:
+        return 0.0, 0.0, 0.0
+    _check_identity(training, newest)
+    streams = _streams_of(training, newest)
+    for variable, array in zip(training.fitting.variables, newest.arrays, strict=True):
+        variable.assign(array)
+    training.validations = list(newest.meta.get("validations", ()))
+    training.callback_states = dict(newest.meta.get("callbacks", {}))
+    return float(newest.step), float(newest.meta["last_loss"]), float(streams)
+
+
+def _streams_of(training: TrainingProgress, newest: checkpoints.Checkpoint) -> int:
+    """The streams of a checkpoint's epoch, whose rest is what was not seen; 0 for any number."""
+    streams, ranks = int(newest.meta.get("streams", 0)), training.fitting.ranks.size
+    if streams % ranks == 0:
+        return streams
+    if training.fitting.numbers.position(newest.step)[1] == 0:
+        return 0
+    fitting = ", ".join(str(n) for n in range(1, streams + 1) if streams % n == 0)
+    raise BadInput(
+        f"{ranks} ranks cannot resume inside an epoch of {streams} interleaved shard streams",
+        hint=f"start one of {fitting} ranks, or resume from a checkpoint at an epoch's end",
+    )
+
+
+def _check_identity(training: TrainingProgress, newest: checkpoints.Checkpoint) -> None:
+    other = [
+        f"{key}: {newest.meta[key]} in the checkpoint, {value} now"
+        for key, value in identity_of(training.fitting).items()
+        if newest.meta.get(key, value) != value
+    ]
+    variables = training.fitting.variables
+    shapes = [[tuple(each.shape) for each in some] for some in (newest.arrays, variables)]
+    if shapes[0] != shapes[1]:
+        there, now = (f"{len(some)} arrays of {sum(map(math.prod, some)):,}" for some in shapes)
+        other.append(f"{there} values in the checkpoint, {now} now")
+    if other:
+        raise BadInput(
+            f"the checkpoints in {training.checkpoint_directory} are of another run",
+            details=other,
+            hint="use another --job-dir, or --fresh to start over; --weights CHECKPOINT starts "
+            "a new run from its weights",
+        )

@@ -209,7 +209,6 @@ def _predicted(
                 training.options.precision, compute, compress=training.options.compress
             ),
             data="imagenet" if data.jpeg else SYNTHETIC,
-            pipeline=training.options.pipeline if data.jpeg else "new",
             images=data.images,
             result=next(iter(own), None),
             repeats=tuple(own[1:]),
@@ -382,15 +381,11 @@ def _rate(e: Expectation) -> str:
 
 
 def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> TrainingRun | None:
-    """Return the training of a job's program on so many ranks; `data` is the job's own data set.
-
-    Raises:
-        ValueError: a number of the options is none.
-    """
+    """Return the training of a job's program on so many ranks; `data` is the job's own data set."""
     if program and not is_train(program):
         return None
     try:
-        options = parse(program[2:], exits=False)
+        options = parse(program[2:])
         row = facts_of(options.model)
         whole = global_batch(options, row, ranks)
     except BadInput:

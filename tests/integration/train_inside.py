@@ -16,18 +16,16 @@ tf = tensorflow()
 
 from hpcdl.train.__main__ import main as train  # noqa: E402
 from hpcdl.train.data.dataset import read_dataset  # noqa: E402
-from hpcdl.train.data.images import Images  # noqa: E402
+from hpcdl.train.data.images import random_crop  # noqa: E402
 from hpcdl.train.data.pipeline import RecordSource  # noqa: E402
 from hpcdl.train.data.source import BatchShare  # noqa: E402
-from hpcdl.train.data.tfrecord import Repairs  # noqa: E402
 from hpcdl.train.models import ModelRecipe, parameters_of  # noqa: E402
 
 
 def crops():
     """3,000 random crops of an image of 375 x 500."""
-    images = Images((224, 224))
     seeds = tf.stack([tf.zeros(3000, tf.int64), tf.range(3000, dtype=tf.int64)], 1)
-    draw = tf.function(lambda seed: images.random_crop(tf.constant([375, 500, 3]), seed))
+    draw = tf.function(lambda seed: random_crop(tf.constant([375, 500, 3]), seed))
     return [draw(seed).numpy().tolist() for seed in seeds]
 
 
@@ -62,15 +60,12 @@ def epoch_of(folder, ranks, epoch, *, half):
     """The labels of every batch of an epoch or of its second half, rank after rank."""
     batches = []
     for rank in range(ranks):
-        source = RecordSource(
-            read_dataset(Path(folder)),
-            BatchShare(8, ranks, rank, 1),
-            (8, 8),
-            1,
-            Repairs(0, lambda _: True, print),
-        )
-        first = source.steps_per_epoch // 2 if half else 0
-        batches.append([np.ravel(labels).tolist() for _, labels in source.batches(epoch, first)])
+        dataset = read_dataset(Path(folder))
+        source = RecordSource(dataset, BatchShare(8, ranks, rank, 1), (8, 8), 1)
+        length = source.steps_per_epoch
+        first = epoch * length + (length // 2 if half else 0)
+        steps = source.steps(first, (epoch + 1) * length)
+        batches.append([np.ravel(labels).tolist() for _, labels in steps])
     return [list(itertools.chain(*parts)) for parts in zip(*batches, strict=True)]
 
 

@@ -53,9 +53,10 @@ class Done:
     @property
     def weights(self):
         """The arrays of the newest checkpoint, as bytes."""
-        data = max((self.folder / "checkpoints").glob("step-*.ckpt")).read_bytes()
-        start = len(b"hpcdl-checkpoint-1\n")
-        return data[start + 12 + int.from_bytes(data[start : start + 8], "little") :]
+        from hpcdl.train.checkpoint import load
+
+        newest = max((self.folder / "checkpoints").glob("step-*.ckpt"))
+        return b"".join(array.tobytes() for array in load(newest).arrays)
 
 
 @dataclass(frozen=True)

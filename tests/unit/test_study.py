@@ -18,7 +18,7 @@ from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.step import IMAGENET, SYNTHETIC
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.train.options import ARGUMENTS
+from hpcdl.train.options import OPTIONS
 from hpcdl.workflows.study import running
 from hpcdl.workflows.study.cells import data_folder, make_plan
 from hpcdl.workflows.study.findings import Results
@@ -64,8 +64,10 @@ def test_a_shipped_study_is_short_and_small_at_its_small_scale(name):
     study = load_study(name)
     assert study.name == name
     assert len(study.path.read_text().splitlines()) <= 145
-    known = {argument.flag for argument in ARGUMENTS}
-    beside = {f"--{key}" for key in ("gpus", "nodes", "partition", "framework", "environment")}
+    known = {option.flag for option in OPTIONS}
+    beside = {
+        f"--{key}" for key in ("gpus", "nodes", "layout", "partition", "framework", "environment")
+    }
     for each in (*study.small.jobs, *study.full.jobs):
         words = (word.partition("=")[0] for word in each.options.split())
         assert set(words) <= known
@@ -122,7 +124,7 @@ def test_the_model_itself_says_that_the_rules_of_scale_full_can_hold(name, tmp_p
     site = replace(site, paths=replace(site.paths, work=tmp_path))
     plan = full(site, name)
     for cell in plan.possible:
-        slow = 2.5 if cell.values.get("pipeline") == "old" else 1.0
+        slow = 2.5 if cell.values.get("framework") == "old" else 1.0
         model = cell.values.get("model") or "mlp"
         rate = 1000.0 if "mlp" in cell.jobs.options or model == "mlp" else 0.0
         rate = rate if "mlp" in cell.jobs.options else expected(plan, cell) / slow
@@ -564,7 +566,9 @@ def test_more_ranks_are_predicted_no_faster_than_their_data_can_be_read(tmp_path
 
 def test_images_that_are_not_made_ahead_are_not_predicted_on_shared_cores(study):
     data = {"photos": api.made("photos", "count=100")}
-    plan = study(jobs("gpus=1,2 model=resnet50 pipeline=old", data="photos"), data=data)
+    old = {"old": api.Program()}
+    wanted = jobs("gpus=1,2 model=resnet50 framework=old", data="photos")
+    plan = study(wanted, data=data, frameworks=old)
     described(plan, "photos", images=100, size=10_000_000)
     found = findings_of(finish(plan, {1: 4.0}))
     assert "not made ahead" in found.not_predicted[0]

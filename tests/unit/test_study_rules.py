@@ -392,21 +392,13 @@ def test_efficiency_is_drawn_with_bars_and_reported(tmp_path, single_node, parts
     assert told == pytest.approx([part / 100 for part in parts], abs=0.005)
 
 
-def test_a_timeline_with_threads_is_drawn(tmp_path):
-    """Traced threads stand in the same file as the parts of the steps, which alone are drawn."""
-    from hpcdl.train.timeline import write_timeline
-
+def test_a_timeline_is_drawn_of_profiled_jobs(tmp_path):
     plan = finish(planned(tmp_path), {1: 8.0})
-    rows = [{"name": "thread 1", "events": [("op", 0.0, 0.1)]}]
-    rank = {"host": "n1", "columns": a_result(1, 8.0)["samples"], "rows": rows, "traced": 2}
-    path = plan.cells[0].results / "timeline.json"
-    write_timeline(path, [rank])
+    assert api.timeline(findings_of(plan)).rows == ["no timeline"]
+    (plan.cells[0].results / "profile").mkdir()
     panel = api.timeline(findings_of(plan))
-    assert panel.rows == ["resnet50, rank 0"]
+    assert panel.rows == ["resnet50"]
     assert {span.part for span in panel.spans if span.length} == {"computing"}
-    for damaged in ('{"traceEvents": [', "[" * 100_000):
-        path.write_text(damaged)
-        assert "timeline.json is damaged" in svg([api.timeline(findings_of(plan))])
 
 
 def test_a_chart_without_anything_measured_is_drawn_all_the_same(tmp_path):

@@ -1,4 +1,4 @@
-"""Checkpoints, resuming, what was measured, and epochs that are opened ahead."""
+"""Checkpoints, resuming, and what was measured."""
 
 import threading
 from dataclasses import replace
@@ -10,9 +10,7 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
-from hpcdl.train import checkpoint, resuming  # noqa: E402
-from hpcdl.train.data.pipeline import RecordSource  # noqa: E402
-from hpcdl.train.data.source import Ahead  # noqa: E402
+from hpcdl.train import checkpoint, training  # noqa: E402
 from hpcdl.train.options import RunNumbers, TrainOptions  # noqa: E402
 from hpcdl.train.result import LossHistory, Samples  # noqa: E402
 from hpcdl.train.training import identity_of  # noqa: E402
@@ -69,11 +67,11 @@ def resumed(tmp_path, monkeypatch, step=3, streams=0, ranks=1, **changes):
             samples=SimpleNamespace(),
         )
 
-    monkeypatch.setattr(resuming, "broadcast", lambda _: None)
+    monkeypatch.setattr(training, "broadcast", lambda _: None)
     meta = {**identity_of(run().fitting), "last_loss": 1.0, "streams": streams}
     checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
     other = run(**changes)
-    resuming.resume(other)
+    training.resume(other)
     return other
 
 
@@ -129,10 +127,6 @@ def test_a_history_keeps_every_start_and_forgets_what_is_done_again(tmp_path):
     third.load(5)
     assert third.curve() == {"step": [1, 2, 3, 4, 5], "loss": [6.0, 5.0, 4.0, 3.0, 2.0]}
     assert third.latest().first_step == 3
-    wanted = [(0, 3, 1), (3, 2, 2)]
-    found = third.segments(0)
-    assert [(one["first_step"], one["steps"], one["ranks"]) for one in found] == wanted
-    assert [one["images_per_second"] for one in found] == [16.0, 16.0]
 
 
 def test_a_long_curve_is_thinned_to_means(tmp_path):
@@ -150,49 +144,6 @@ def test_a_full_disk_is_pruned_before_it_is_written_to(tmp_path, monkeypatch):
         checkpoint.save(tmp_path, checkpoint.Checkpoint(6, {}, ()), keep=2)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"step-000000004.ckpt", "step-000000005.ckpt"}
-
-
-def test_an_epoch_is_opened_ahead_with_its_first_batch_and_anew_where_that_is_no_good():
-    opened = []
-    given = []
-
-    def opens():
-        opened.append(len(opened))
-        if not opened[-1] and broken:
-            raise BadInput("a shard is gone")
-        for number in range(3):
-            given.append(number)
-            yield number
-
-    broken, damaged = False, [0]
-    found = Ahead(opens, lambda: damaged[0])
-    found._thread.join()
-    assert given == [0], "decoded before anybody asks"
-    assert (list(found.take()), len(opened)) == ([0, 1, 2], 1)
-    stale = Ahead(opens, lambda: damaged[0])
-    damaged[0] = 1
-    assert (list(stale.take()), len(opened)) == ([0, 1, 2], 3)
-    opened.clear()
-    broken = True
-    assert list(Ahead(opens, lambda: 0).take()) == [0, 1, 2]
-
-
-def test_the_next_epoch_is_opened_four_batches_before_this_one_ends():
-    opened = []
-
-    def batches(epoch, first):
-        opened.append((epoch, first))
-        yield from [epoch] * (10 - first)
-
-    source = RecordSource.__new__(RecordSource)
-    source._repairs = SimpleNamespace(places=set())
-    source.steps_per_epoch, source.batches = 10, batches
-    walk = source._walk(3, 30)
-    given = [next(walk) for _ in range(3)]
-    assert (given, opened) == ([0] * 3, [(0, 3)])
-    given += list(walk)
-    assert given == [0] * 7 + [1] * 10 + [2] * 10
-    assert opened == [(0, 3), (1, 0), (2, 0)], "each once, and none after the end"
 
 
 def test_checkpoints_after_the_step_that_is_saved_are_of_an_abandoned_run(tmp_path):

@@ -2,12 +2,11 @@
 
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
-from hpcdl.train.data.pipeline import RecordSource, interleave_shards, stream_count
+from hpcdl.train.data.pipeline import interleave_shards, stream_count
 from hpcdl.train.data.source import BatchShare
 
 
@@ -62,15 +61,5 @@ def test_where_streams_fit_the_shards_each_reads_whole_ones():
 def test_streams_are_the_same_for_all_numbers_of_ranks_that_divide_them():
     assert streams_of([30] * 9, 48, ranks=1) == streams_of([30] * 9, 48, ranks=4)
     assert stream_count(48, 16, 4) == 16, "each rank has a stream, even where shards are fewer"
+    assert BatchShare(64, 2, 0, 1, parts=4).at_once == 8, "what fits to train fits to score"
     assert streams_of([10] * 8, 8, epoch=0) != streams_of([10] * 8, 8, epoch=1)
-
-
-def test_images_are_scored_in_the_parts_that_they_are_trained_in(monkeypatch):
-    def decoded(_, records, describe, piece):
-        return SimpleNamespace(with_options=lambda _: SimpleNamespace(prefetch=lambda _: piece))
-
-    source = RecordSource.__new__(RecordSource)
-    source._share = BatchShare(64, 2, 0, 1, parts=4)
-    monkeypatch.setattr(RecordSource, "_options", lambda _: None)
-    monkeypatch.setattr(RecordSource, "_decoded", decoded)
-    assert source._test_dataset(None) == 8

@@ -6,13 +6,22 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train.data.data_options import build_parser
-from hpcdl.train.data.dataset import FILE, Dataset, PhotoRequest, guard, load_dataset, made_before
-from hpcdl.train.data.inspecting import compared, data_of, index, inspect, shard_files
+from hpcdl.train.data.dataset import (
+    FILE,
+    Dataset,
+    PhotoRequest,
+    guard,
+    load_dataset,
+    made_before,
+    read_dataset,
+    shard_files,
+)
 from hpcdl.train.data.table import ImageRow, read_table, request_of
 from hpcdl.train.startup import import_tensorflow, this_place
 
@@ -99,41 +108,42 @@ def _made(
 def _inspect(args: argparse.Namespace) -> ExitCode:
     folder = Path(args.folder).absolute()
     shard_files(folder)
+    known = (folder / FILE).exists() and not args.index
+    if (args.decode or args.repair) and not known:
+        raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
     _tensorflow(1)
-    from hpcdl.train.data.source import count_records
+    from hpcdl.train.data.inspecting import compared, index, inspect, repair
+    from hpcdl.train.data.pipeline import fault_of
 
-    report = inspect(folder, count_records, _threads(args))
+    judge = None
+    if args.decode:
+        judge = partial(fault_of, load_dataset(folder))
+    report = inspect(folder, _threads(args), judge)
     if args.index:
         index(folder, report, args.classes, args.task, args.label_offset)
-    elif (folder / FILE).exists():
+    elif known:
         report = compared(report, load_dataset(folder))
     print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
+    if args.repair and not report.sound:
+        whole = repair(report, load_dataset(folder))
+        left = {split: whole.examples(split) for split in whole.splits}
+        print(f"repaired: {left} records are left", file=sys.stderr)
+        return ExitCode.OK
     return ExitCode.OK if report.sound else ExitCode.NO
 
 
 def _bench(args: argparse.Namespace) -> ExitCode:
-    dataset = data_of(Path(args.folder).absolute())
+    dataset = read_dataset(Path(args.folder).absolute())
     threads = _threads(args)
     _tensorflow(threads)
     from hpcdl.train.data.bench import bench
 
-    result = bench(
-        dataset,
-        pipeline=args.pipeline,
-        crop=args.crop,
-        batch=args.batch,
-        seconds=args.seconds,
-        threads=threads,
+    result = bench(dataset, crop=args.crop, batch=args.batch, seconds=args.seconds, threads=threads)
+    template = (
+        "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
+        "{cores_used:.2f} of {threads} cores used"
     )
-    if args.json:
-        print(json.dumps(result, indent=2))
-    else:
-        template = (
-            "{pipeline} pipeline: "
-            "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
-            "{cores_used:.2f} of {threads} cores used"
-        )
-        print(template.format(**result))
+    print(json.dumps(result, indent=2) if args.json else template.format(**result))
     return ExitCode.OK
 
 

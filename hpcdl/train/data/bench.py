@@ -1,4 +1,4 @@
-"""Times an input pipeline alone: images per second, per CPU-second, and cores used.
+"""Times the input pipeline alone: images per second, per CPU-second, and cores used.
 
 CPU-seconds are this process's, all threads; on a busy machine they are more reliable than the
 clock.
@@ -7,10 +7,8 @@ clock.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -19,16 +17,14 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.data.dataset import Dataset
 from hpcdl.train.data.pipeline import RecordSource
-from hpcdl.train.data.source import BatchShare, count_records
-from hpcdl.train.data.tfrecord import Repairs
+from hpcdl.train.data.source import BatchShare, unreadable
 from hpcdl.train.result import job_of
 
 _WARMUP_BATCHES = 3
-_MOST_DAMAGED = 1000
 
 
 def bench(
-    dataset: Dataset, *, pipeline: str, crop: int, batch: int, seconds: float, threads: int
+    dataset: Dataset, *, crop: int, batch: int, seconds: float, threads: int
 ) -> dict[str, Any]:
     """Run the pipeline for some seconds and return what came out of it."""
     if not dataset.examples("train"):
@@ -38,24 +34,17 @@ def bench(
             f"{dataset.folder} holds {dataset.encoding} records, which need no pipeline",
             hint="`hpcdl data make photos DIR` makes JPEG records",
         )
-    note = partial(print, file=sys.stderr, flush=True)
-    repairs = Repairs(_MOST_DAMAGED, lambda path: count_records(path) is not None, note)
     batch = min(batch, dataset.examples("train"))
-    source = RecordSource(
-        dataset, BatchShare(batch, 1, 0, 1), (crop, crop), threads, repairs, pipeline
-    )
-    # One epoch without end: streams begin again, and building a pipeline is not measured.
-    source.steps_per_epoch = 1 << 30
+    source = RecordSource(dataset, BatchShare(batch, 1, 0, 1), (crop, crop), threads)
     try:
-        marks, used = _timed(source.batches(0, 0), seconds)
+        marks, used = _timed(iter(source.steps(0, 1 << 30)), seconds)
     except (tf.errors.ResourceExhaustedError, MemoryError) as fault:
         message = f"there is no memory for batches of {batch} images of {crop} x {crop} pixels"
         raise MissingPrerequisite(message, hint="a smaller --batch or --crop") from fault
-    finally:
-        repairs.close()
+    except (tf.errors.OpError, UnicodeDecodeError) as fault:
+        raise unreadable(fault) from fault
     images, elapsed = batch * (len(marks) - 1), marks[-1]
     return {
-        "pipeline": pipeline,
         "directory": str(dataset.folder),
         "crop": crop,
         "batch": batch,
@@ -66,7 +55,6 @@ def bench(
         "images_per_cpu_second": round(images / used, 2),
         "cores_used": round(used / elapsed, 3),
         "records": dataset.examples("train"),
-        "damaged_records": len(repairs.places),
         "release": os.environ.get("HPCDL_RELEASE"),
         "job": job_of(os.environ),
         "ended": time.time(),

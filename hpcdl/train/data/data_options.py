@@ -54,17 +54,17 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", choices=_TASKS, default="classes", help="with --index")
     offset_help = "with --index: number of the first class (default 1)"
     _add(parser, "--label-offset", 1, offset_help, not_negative)
+    parser.add_argument(
+        "--decode", action="store_true", help="decode every image and look at its label, too"
+    )
+    parser.add_argument(
+        "--repair", action="store_true", help="write damaged shards again without damaged records"
+    )
     _add(parser, "--threads", None, "shards read in parallel (default: CPUs)")
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
-    parser.add_argument(
-        "--pipeline",
-        choices=("new", "old"),
-        default="new",
-        help="new (default), or old: slow, for comparison",
-    )
     side = at_least(1, _MOST_PIXELS)
     _add(parser, "--crop", 224, "side of the cropped images (default 224)", side, "PX")
     _add(parser, "--batch", 64, "images per batch (default 64)")

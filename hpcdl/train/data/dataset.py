@@ -20,8 +20,6 @@ from hpcdl.system.files import write_json
 FILE, REQUEST, MADE = "dataset.json", ".making.json", ".made.json"
 SCHEMA = 1
 _AGAIN = "`hpcdl data inspect --index DIR` writes it again"
-IMAGES = "images"
-"""The task of records whose labels are not read."""
 FINDINGS = (
     "Atelectasis",
     "Cardiomegaly",
@@ -175,6 +173,19 @@ def read_dataset(folder: Path) -> Dataset:
             hint=f"make it again: `hpcdl data make {dataset.kind} {folder}`",
         )
     return dataset
+
+
+def shard_files(folder: Path) -> list[Path]:
+    """The record files of a directory: `*.tfrecord*` and `NAME-00000-of-00010`; BadInput: none."""
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is not a directory", hint="`hpcdl data make` makes a data set")
+    found = {*folder.glob("*.tfrecord*"), *folder.glob("*-[0-9]*-of-[0-9]*")}
+    files = sorted(path for path in found if path.is_file() and path.suffix != ".part")
+    if not files:
+        raise BadInput(
+            f"{folder} holds no TFRecord files", hint="`hpcdl data make` makes a data set"
+        )
+    return files
 
 
 @dataclass(frozen=True)

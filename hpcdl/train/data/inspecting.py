@@ -1,34 +1,37 @@
 """Inspects directories of records: number, sizes, and damaged ones by file and offset.
 
-TensorFlow's reader checks a sound shard at the disk's speed; only where it stumbles, or cannot
-be had, the shard is walked record by record.
+TensorFlow's reader checks a sound shard at the disk's speed; only where it stumbles the shard is
+walked record by record.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from hpcdl.system.errors import BadInput
+from hpcdl.system.files import explain_os_errors
 from hpcdl.train.data.dataset import (
     FILE,
-    IMAGES,
     Dataset,
     Shard,
     describe_shard,
-    read_dataset,
+    shard_files,
     write_dataset,
 )
-from hpcdl.train.data.tfrecord import RecordPlace, walk
+from hpcdl.train.data.tfrecord import RecordPlace, checked
 
 _FOR_TESTS = ("test", "val")
 """So names of shards begin that are to test or to validate with."""
-Splits = dict[str, tuple[Shard, ...]]
+Judge = Callable[[bytes], str]
+"""What is wrong with the content of a record; '' if nothing is."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,6 @@ class ShardReport:
     examples: int
     bytes: int
     faults: tuple[RecordPlace, ...] = ()
-
-    @property
-    def sound(self) -> bool:
-        """Return whether every record can be read."""
-        return not self.faults
 
 
 @dataclass(frozen=True)
@@ -57,36 +55,25 @@ class DataReport:
     @property
     def sound(self) -> bool:
         """Return whether all is there and can be read."""
-        return not self.missing and all(shard.sound for shard in self.shards)
-
-    @property
-    def examples(self) -> int:
-        """Whole records of all shards."""
-        return sum(shard.examples for shard in self.shards)
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all shards."""
-        return sum(shard.bytes for shard in self.shards)
+        return not self.missing and not any(shard.faults for shard in self.shards)
 
     def as_json(self) -> dict[str, Any]:
         """For `--json`."""
-        shards = [
-            {
-                "name": s.name,
-                "records": s.examples,
-                "bytes": s.bytes,
-                "faults": [asdict(fault) for fault in s.faults],
-            }
-            for s in self.shards
-        ]
         return {
             "directory": str(self.folder),
             "sound": self.sound,
-            "records": self.examples,
-            "bytes": self.bytes,
+            "records": sum(shard.examples for shard in self.shards),
+            "bytes": sum(shard.bytes for shard in self.shards),
             "missing": list(self.missing),
-            "shards": shards,
+            "shards": [
+                {
+                    "name": shard.name,
+                    "records": shard.examples,
+                    "bytes": shard.bytes,
+                    "faults": [asdict(fault) for fault in shard.faults],
+                }
+                for shard in self.shards
+            ],
         }
 
     def as_text(self) -> str:
@@ -96,33 +83,46 @@ class DataReport:
             lines += [f"{shard.name}: at byte {f.offset:,}: {f.fault}" for f in shard.faults]
         faults = len(lines)
         state = "all sound" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
-        mean = f", {self.bytes / self.examples / 1e3:,.1f} KB each" if self.examples else ""
+        sums = self.as_json()
+        records, size = sums["records"], sums["bytes"]
+        mean = f", {size / records / 1e3:,.1f} KB each" if records else ""
         lines.append(
-            f"{len(self.shards)} shards, {self.examples:,} records, "
-            f"{self.bytes / 1e6:,.1f} MB{mean}: {state}"
+            f"{len(self.shards)} shards, {records:,} records, {size / 1e6:,.1f} MB{mean}: {state}"
         )
         return "\n".join(lines)
 
 
-def shard_files(folder: Path) -> list[Path]:
-    """The record files of a directory: `*.tfrecord*` and `NAME-00000-of-00010`; BadInput: none."""
-    if not folder.is_dir():
-        raise BadInput(f"{folder} is not a directory", hint="`hpcdl data make` makes a data set")
-    found = {*folder.glob("*.tfrecord*"), *folder.glob("*-[0-9]*-of-[0-9]*")}
-    files = sorted(path for path in found if path.is_file() and path.suffix != ".part")
-    if not files:
-        raise BadInput(
-            f"{folder} holds no TFRecord files", hint="`hpcdl data make` makes a data set"
-        )
-    return files
-
-
-def inspect(folder: Path, count: Callable[[Path], int | None], threads: int) -> DataReport:
-    """Look at every shard, `threads` at a time; `count` gives a sound file's records, else None."""
+def inspect(folder: Path, threads: int, judge: Judge | None = None) -> DataReport:
+    """Look at every shard, `threads` at a time; `judge` looks into every record, too."""
     files = shard_files(folder)
     with ThreadPoolExecutor(threads) as pool:
-        shards = tuple(pool.map(lambda path: _look(path, count), files))
+        shards = tuple(pool.map(partial(_look, judge=judge), files))
     return DataReport(folder, shards, tuple(missing(files)))
+
+
+def _look(path: Path, judge: Judge | None) -> ShardReport:
+    size = path.stat().st_size
+    if not size:
+        return ShardReport(path.name, 0, 0, (RecordPlace(0, 0, "the file is empty"),))
+    if judge is None and (quick := _count(path)) is not None:
+        return ShardReport(path.name, quick, size)
+    examples, faults = 0, []
+    for record, data in checked(path):
+        why = record.fault or (judge(data) if judge else "")
+        if why:
+            faults.append(replace(record, fault=why))
+        else:
+            examples += 1
+    return ShardReport(path.name, examples, size, tuple(faults))
+
+
+def _count(path: Path) -> int | None:
+    """The records of a sound shard, by TensorFlow's reader, which checks every checksum."""
+    records = tf.data.TFRecordDataset(str(path), buffer_size=8 << 20).batch(256)
+    try:
+        return sum(int(tf.size(batch)) for batch in records)
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
+        return None
 
 
 def compared(report: DataReport, dataset: Dataset) -> DataReport:
@@ -131,40 +131,48 @@ def compared(report: DataReport, dataset: Dataset) -> DataReport:
 
     def judged(shard: ShardReport) -> ShardReport:
         wanted = promised.get(shard.name, shard.examples)
-        if not shard.sound or shard.examples == wanted:
+        if shard.faults or shard.examples == wanted:
             return shard
         why = f"the file ends after {shard.examples:,} records, {FILE} promises {wanted:,}"
         return replace(shard, faults=(RecordPlace(shard.bytes, 0, why),))
 
-    missing = {*report.missing, *promised} - {shard.name for shard in report.shards}
+    absent = {*report.missing, *promised} - {shard.name for shard in report.shards}
     shards = tuple(map(judged, report.shards))
-    return replace(report, shards=shards, missing=tuple(sorted(missing)))
+    return replace(report, shards=shards, missing=tuple(sorted(absent)))
 
 
-def data_of(folder: Path) -> Dataset:
-    """The data set in a directory, or the records of one without dataset.json, labels not read."""
-    if (folder / FILE).exists():
-        dataset = read_dataset(folder)
-        some = next((shards for shards in dataset.splits.values() if shards), ())
-        return replace(dataset, splits={"train": dataset.splits.get("train") or some})
-    files = shard_files(folder)
-    chosen = [path for path in files if not path.name.startswith(_FOR_TESTS)] or files
-    shards, without = [], missing(chosen)
-    for path in chosen:
-        # A truncated record counts: damage shows when it is read.
-        faults = [record.fault for record in walk(path, check_data=False)]
-        if all(faults):
-            without.append(path.name)
-        else:
-            shards.append(Shard(path.name, len(faults), path.stat().st_size, ""))
-    for name in without:
-        print(f"{name} gives no records", file=sys.stderr, flush=True)
-    if not shards:
+def repair(report: DataReport, dataset: Dataset) -> Dataset:
+    """Write damaged shards again without their damaged records; returns the new data set.
+
+    Raises BadInput: a shard is missing; MissingPrerequisite: no space left.
+    """
+    if report.missing:
         raise BadInput(
-            f"no record can be read from the {len(chosen)} files in {folder}",
-            hint=f"`hpcdl data inspect {folder}` says what is wrong with each",
+            f"shards of {report.folder} are missing: {', '.join(report.missing[:5])}",
+            hint=f"make it again: `hpcdl data make {dataset.kind} {report.folder}`",
         )
-    return _records(folder, 1, "counted", {"train": tuple(shards)}, IMAGES)
+    found = {shard.name: shard for shard in report.shards}
+    splits = {
+        split: tuple(_mended(report.folder, shard, found[shard.name]) for shard in shards)
+        for split, shards in dataset.splits.items()
+    }
+    whole = replace(dataset, splits=splits)
+    write_dataset(whole)
+    return whole
+
+
+def _mended(folder: Path, shard: Shard, report: ShardReport) -> Shard:
+    if not report.faults:
+        return shard
+    path = folder / shard.name
+    aside, bad = path.with_suffix(".part"), {fault.offset for fault in report.faults}
+    with explain_os_errors(aside), path.open("rb") as old, aside.open("wb") as new:
+        for record, _ in checked(path):
+            if record.offset not in bad:
+                old.seek(record.offset)
+                new.write(old.read(record.length + 16))
+    aside.replace(path)
+    return describe_shard(path, report.examples)
 
 
 def index(folder: Path, report: DataReport, classes: int, task: str, offset: int) -> None:
@@ -173,29 +181,17 @@ def index(folder: Path, report: DataReport, classes: int, task: str, offset: int
         raise BadInput(
             f"{folder} is not sound, so it gets no {FILE}", details=report.as_text().splitlines()
         )
-    splits: Splits = {"train": ()}
+    splits: dict[str, tuple[Shard, ...]] = {"train": ()}
     for shard in report.shards:
         split = "test" if shard.name.startswith(_FOR_TESTS) else "train"
         described = describe_shard(folder / shard.name, shard.examples)
         splits[split] = (*splits.get(split, ()), described)
-    write_dataset(_records(folder, classes, "indexed", splits, task, offset))
-
-
-def _records(folder: Path, classes: int, source: str, splits: Splits, *task: Any) -> Dataset:
-    """A data set of records that others made, in ImageNet's layout."""
-    size = (224, 224, 3)
-    return Dataset(folder, "records", "jpeg", size, classes, 255.0, 0, source, splits, *task)
-
-
-def _look(path: Path, count: Callable[[Path], int | None]) -> ShardReport:
-    size = path.stat().st_size
-    if not size:
-        return ShardReport(path.name, 0, 0, (RecordPlace(0, 0, "the file is empty"),))
-    if (quick := count(path)) is not None:
-        return ShardReport(path.name, quick, size)
-    records = list(walk(path, check_data=True))
-    faults = tuple(record for record in records if record.fault)
-    return ShardReport(path.name, len(records) - len(faults), size, faults)
+    shape = (224, 224, 3)
+    write_dataset(
+        Dataset(
+            folder, "records", "jpeg", shape, classes, 255.0, 0, "indexed", splits, task, offset
+        )
+    )
 
 
 def missing(files: Sequence[Path]) -> list[str]:

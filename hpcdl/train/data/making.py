@@ -37,7 +37,7 @@ from hpcdl.train.data.dataset import (
     read_request,
     write_dataset,
 )
-from hpcdl.train.data.images import first_line
+from hpcdl.train.data.source import reason
 from hpcdl.train.data.table import ImageRow, are_several, names_of
 
 _PART, _LOCK = ".part", ".making.lock"
@@ -282,7 +282,7 @@ def _as_jpeg(row: ImageRow) -> bytes:
         return bytes(tf.io.encode_jpeg(image, quality=95).numpy())
     except (OSError, tf.errors.InvalidArgumentError) as fault:
         raise BadInput(
-            f"the image {row.path} cannot be read: {first_line(fault)}",
+            f"the image {row.path} cannot be read: {reason(fault)}",
             hint=f"repair it, or take line {row.line} out of the CSV; complete shards stay for the "
             "next try",
         ) from fault

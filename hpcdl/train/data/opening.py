@@ -20,10 +20,16 @@ import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import read_dataset
-from hpcdl.train.data.images import first_line
 from hpcdl.train.data.pipeline import RecordSource
-from hpcdl.train.data.source import BatchShare, DataSource, InMemory, Synthetic, read_raw, steps_in
-from hpcdl.train.data.tfrecord import Repairs
+from hpcdl.train.data.source import (
+    BatchShare,
+    DataSource,
+    InMemory,
+    Synthetic,
+    read_raw,
+    reason,
+    steps_in,
+)
 from hpcdl.train.models import origin, user_function
 from hpcdl.train.options import SYNTHETIC, TrainOptions
 
@@ -40,7 +46,6 @@ def open_source(
     model: dict[str, Any],
     share: BatchShare,
     cpus: int,
-    repairs: Repairs,
     *,
     counts: bool = True,
 ) -> DataSource:
@@ -69,9 +74,9 @@ def open_source(
                 f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
                 hint="leave out --image-size: only JPEGs are cropped to a size",
             )
-        arrays = {split: read_raw(dataset, split, repairs) for split in dataset.splits}
+        arrays = {split: read_raw(dataset, split) for split in dataset.splits}
         return InMemory(arrays, share, dataset.classes, dataset.digest)
-    return RecordSource(dataset, share, shape[:2], cpus, repairs, options.pipeline)
+    return RecordSource(dataset, share, shape[:2], cpus)
 
 
 def _open_users(named: str, share: BatchShare, *, counts: bool) -> DataSource:
@@ -215,7 +220,7 @@ class UserPipeline(DataSource):
         try:
             yield from dataset.prefetch(2)
         except tf.errors.OpError as fault:
-            raise self._error(first_line(fault)) from fault
+            raise self._error(reason(fault)) from fault
 
     def steps(self, first: int, last: int) -> Any:
         """Return batches of the epochs' orders."""

@@ -8,21 +8,24 @@ on any number of ranks, by asking for batch k.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import Dataset
-from hpcdl.train.data.tfrecord import Repairs, find
+
+_NODES = re.compile(
+    r"^Error in user-defined function passed to .* with iterator: \S+: "
+    r"|\{\{[^}]*\}\}|\[Op:\w+\]|\bname: *$"
+)
+_PLACES = ("Graph execution error", "Detected at", "<stack traces", "[[", "File ", "(1)")
+"""So lines begin that say where in a graph something went wrong."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,6 @@ class DataSource:
     `tested`: there is a test set.
     `task` is `findings` where labels are several yes or no per example.
     `own`: the data are synthetic or of `hpcdl data make`, whose labels are numbers of classes.
-    `fault` is the clear error behind an error of tf.data.
     """
 
     spec: Any
@@ -71,7 +73,6 @@ class DataSource:
     tested: bool = False
     own: bool = True
     task: str = "classes"
-    fault: HpcdlError | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -202,73 +203,37 @@ def _length(arrays: Any) -> int:
     return len(tf.nest.flatten(arrays)[0])
 
 
-def read_raw(dataset: Dataset, split: str, repairs: Repairs) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All sound images (float32, 0 to 1) and labels of a split, in the order of the shards."""
-    files = dataset.files(split)
-    records = None
-    while records is None:
-        try:
-            paths = [str(repairs.path(path)) for path in files]
-            records = list(tf.data.TFRecordDataset(paths).as_numpy_iterator())
-        except tf.errors.DataLossError as fault:
-            repairs.repair(files, str(fault).splitlines()[0])
+def read_raw(dataset: Dataset, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """All images (float32, 0 to 1) and labels of a split, in the order of the shards.
+
+    Raises BadInput: a record is damaged.
+    """
+    wanted = {
+        "image/raw": tf.io.FixedLenFeature((), tf.string),
+        "image/class/label": tf.io.FixedLenFeature((), tf.int64),
+    }
     try:
-        parsed = _parse_raw(records)
-    except (tf.errors.InvalidArgumentError, UnicodeDecodeError):  # its message quotes the record
-        unreadable = {record for record in records if not _is_raw(record)}
-        for record in unreadable:
-            repairs.skip(*find(files, record), "it is no tf.Example with an image and its class")
-        parsed = _parse_raw([record for record in records if record not in unreadable])
+        records = list(tf.data.TFRecordDataset(list(map(str, dataset.files(split)))))
+        parsed = tf.io.parse_example(records, wanted)
+    except (tf.errors.OpError, UnicodeDecodeError) as fault:  # its message quotes the record
+        raise unreadable(fault) from fault
     pixels = np.asarray(tf.io.decode_raw(parsed["image/raw"], tf.uint8), np.float32)
     images = pixels.reshape(-1, *dataset.shape) / np.float32(dataset.scale)
     return images, np.asarray(parsed["image/class/label"])
 
 
-def _parse_raw(records: list[bytes]) -> dict[str, Any]:
-    wanted = {
-        "image/raw": tf.io.FixedLenFeature((), tf.string),
-        "image/class/label": tf.io.FixedLenFeature((), tf.int64),
-    }
-    parsed: dict[str, Any] = tf.io.parse_example(records, wanted)
-    return parsed
+def unreadable(fault: Exception) -> BadInput:
+    """The error for data that raise while they are read."""
+    why = "a record is no tf.Example" if isinstance(fault, UnicodeDecodeError) else reason(fault)
+    return BadInput(
+        f"the data cannot be read: {why}",
+        hint="`hpcdl data inspect --decode DIR` names damaged records, and --repair leaves them "
+        "out; of a function of yours the error above is the reason",
+    )
 
 
-def _is_raw(record: bytes) -> bool:
-    with suppress(tf.errors.InvalidArgumentError, UnicodeDecodeError):
-        return bool(_parse_raw([record]))
-    return False
-
-
-def count_records(path: Path) -> int | None:
-    """The records of a sound shard, by TensorFlow's reader, which checks every checksum."""
-    records = tf.data.TFRecordDataset(str(path), buffer_size=8 << 20).batch(256)
-    try:
-        return sum(int(tf.size(batch)) for batch in records)
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
-        return None
-
-
-BATCHES = 4
-"""So many before the end of an epoch the next one is opened."""
-
-
-class Ahead:
-    """An epoch that `opens` gives; dropped if `state` gives something else when it is taken."""
-
-    def __init__(self, opens: Callable[[], Iterator[Any]], state: Callable[[], object]) -> None:
-        self._opens = opens
-        self._state = state
-        self._before = state()
-        self._opened: Iterator[Any] | None = None
-        self._thread = threading.Thread(target=self._open, daemon=True)
-        self._thread.start()
-
-    def _open(self) -> None:
-        with suppress(Exception):  # who takes it opens it again, and gets the error
-            batches = self._opens()
-            self._opened = chain([next(batches)], batches)
-
-    def take(self) -> Iterator[Any]:
-        """Return the batches, from the first one on."""
-        self._thread.join()
-        return self._opened if self._opened and self._state() == self._before else self._opens()
+def reason(fault: Exception) -> str:
+    """Return what an error of TensorFlow says, in one line, without the places in its graphs."""
+    lines = [_NODES.sub("", line).strip() for line in str(fault).splitlines()]
+    told = [line for line in lines if line and not line.startswith(_PLACES)]
+    return (told or lines or [""])[0][:300]

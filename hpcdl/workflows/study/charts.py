@@ -5,13 +5,10 @@ A study's `report` yields them, each of the results that it chooses.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcdl.system.chart import Curve, Panel, Segment
-from hpcdl.system.errors import BadInput
-from hpcdl.system.safe_read import read_regular
 from hpcdl.workflows.study.declared import Published, Values
 from hpcdl.workflows.study.findings import Results
 from hpcdl.workflows.study.measurements import PARTS, CellMeasured, alone
@@ -24,7 +21,6 @@ _NAMES = dict(
     )
 )
 _TIMELINE_STEPS = 6
-_LARGEST_TIMELINE = 200_000_000
 _MEGA, _GIGA = 1e6, 1e9
 
 Unit = Callable[[int], float]
@@ -211,33 +207,21 @@ def _sized(
 
 
 def timeline(results: Results, title: str = "A job's timeline") -> Panel:
-    """The profiler's timeline of the largest data set: all ranks, the first steps of each job."""
+    """The parts of the first steps of each profiled job, by rank 0's samples."""
     rows: list[str] = []
     spans: list[Segment] = []
-    ordered = sorted(results.measured, key=lambda one: one.size or 0)
-    for name, one in {_name(results, one): one for one in ordered}.items():
-        path = one.cell.results / "timeline.json"
-        if not path.is_file():
+    for one in sorted(results.measured, key=lambda one: one.size or 0):
+        if not (one.cell.results / "profile").is_dir():
             continue
-        try:
-            events = json.loads(read_regular(path, _LARGEST_TIMELINE, "timeline"))["traceEvents"]
-            # Threads of traced steps are there too; only a step's parts say which step they are of.
-            parts = [
-                (int(event["pid"]), event["name"], event["ts"] / 1e6, event["dur"] / 1e6)
-                for event in events
-                if event.get("args", {}).get("step", _TIMELINE_STEPS) < _TIMELINE_STEPS
-            ]
-        except (BadInput, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            rows.append(f"{name}: timeline.json is damaged")
-            continue
-        for rank in sorted({part[0] for part in parts}):
-            spans += [
-                Segment(len(rows), start, length, _NAMES[kind])
-                for of, kind, start, length in parts
-                if of == rank and kind in _NAMES
-            ]
-            rows.append(f"{name}, rank {rank}")
-    label = f"seconds from the start of the epoch, first {_TIMELINE_STEPS} steps"
+        samples = one.result["samples"]
+        columns = [samples.get(part) or [] for part in _NAMES]
+        begun = 0.0
+        for step in list(zip(*columns, strict=False))[:_TIMELINE_STEPS]:
+            for name, took in zip(_NAMES.values(), step, strict=True):
+                spans.append(Segment(len(rows), begun, took, name))
+                begun += took
+        rows.append(_name(results, one))
+    label = f"seconds from the start, first {_TIMELINE_STEPS} steps"
     return Panel(title, label, rows=rows or ["no timeline"], spans=spans, parts=[*_NAMES.values()])
 
 

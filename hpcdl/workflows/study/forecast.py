@@ -85,7 +85,7 @@ def _request(results: Results, base: CellMeasured, gpus: int) -> ScalingRequest:
         link_gbs=exchange,
         network_gbs=exchange,
     )
-    pipeline = base.cell.values.get("pipeline", "new")
+    pipeline = "old" if base.cell.values.get("framework") == "old" else "new"
     if base.cell.data == SYNTHETIC:
         return request
     if results.shared:  # one rank's step already holds what making its images costs
