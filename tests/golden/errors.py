@@ -1,9 +1,10 @@
 """What `hpcdl` says when something is wrong: the exit code and the first line, command by command.
 
 `errors.txt` holds them: a command behind `$` and, behind `#`, what is wrong with it; below, its
-exit status and its first line on standard error and, where that only counts faults of a file, the
-first of them. Each runs in this process, in a directory of files made below, with no program on
-PATH and no TensorFlow: no Slurm, root or GPU is needed, and nothing of a person's is read.
+exit status, its first line on standard error and what to do; where the line only counts faults of
+a file, the first of them. Each runs in this process, in a directory of files made below, with no
+program on PATH and no TensorFlow: no Slurm, root or GPU is needed, and nothing of a person's is
+read.
 In commands and lines {tmp} is that directory, {site} its site file and {python} this Python. A
 command may begin with variables, as in a shell.
 """
@@ -194,8 +195,9 @@ def said(command, tmp):
     found = f"{status} {lines[0]}"
     if re.search(r" has (\d+ )?faults?$| (wrong with this job|cannot be used)$", lines[0]):
         found += f"\n  {lines[1].strip()}"
-    elif "help: " not in text:
-        found += "\n  (no next step)"
+    else:
+        steps = [line for line in lines if line.startswith("help: ")]
+        found += f"\n  {steps[0] if steps else '(no next step)'}"
     if TRACEBACK in text:
         found = f"{status} {TRACEBACK}: {lines[-1].partition(':')[0]}"
     return found

@@ -166,8 +166,9 @@ class Results:
         if key not in keys:
             raise BadInput(f"no cell has a '{key}'", hint=did_you_mean(key, keys))
         # Partitions may be replaced by the user's.
-        for value in choices - keys[key] if key != "partition" else ():
-            raise BadInput(f"no cell has {key}={value}", hint=did_you_mean(value, keys[key]))
+        for value in sorted(choices - keys[key]) if key != "partition" else ():
+            hint = did_you_mean(value, sorted(keys[key]))
+            raise BadInput(f"no cell has {key}={value}", hint=hint)
 
     def pairs(self, key: str) -> Iterator[tuple[CellMeasured, CellMeasured]]:
         """Measurements that differ in one key alone."""
