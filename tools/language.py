@@ -28,7 +28,7 @@ from hpcdl.predict.network import (
     network,
     transformer,
 )
-from hpcdl.predict.parallel import (
+from hpcdl.predict.split import (
     ModelSplit,
     SplitWork,
     activation_bytes,
@@ -37,8 +37,9 @@ from hpcdl.predict.parallel import (
     split_step,
     state_bytes,
 )
+from hpcdl.predict.step import scaling_law
 from hpcdl.system.text import table
-from tools.published import DATA, PublishedRow, errors, machine_of
+from tools.published import DATA, errors, machine_of, plan_of
 from tools.published import rows as published_rows
 
 GIB = 2**30
@@ -93,8 +94,10 @@ class LanguageRow:
 
     def predicted(self, efficiency: float) -> float:
         """Seconds, where matrices reach so much of the GPU's peak."""
-        parts = split_step(replace(self.work, efficiency=efficiency), self.plan, self.gpus)
-        return parts[0] + parts[1] + sum(parts[2].values())
+        work = replace(self.work, efficiency=efficiency)
+        computing, losses = split_step(work, self.plan, self.gpus)
+        stragglers = scaling_law().straggler * math.log2(self.gpus)
+        return computing * (1 + stragglers) + sum(losses.values())
 
 
 def rows() -> list[LanguageRow]:
@@ -123,7 +126,7 @@ def _planned(row: dict[str, Any]) -> LanguageRow:
     )
     net = transformer(row["id"], shape, whole["tokens"])
     link = network_link("infiniband", row["network_gbps"])
-    machine = replace(of_gpu(row["gpu"], "nvlink", 64, 4, link), per_node=whole["per_node"])
+    machine = replace(of_gpu(row["gpu"], "nvlink", 64, link), per_node=whole["per_node"])
     replicas = whole["gpus"] // (whole["tensor"] * whole["stages"])
     plan = ModelSplit(
         whole["tensor"],
@@ -179,13 +182,7 @@ def _sharded() -> Iterator[LanguageRow]:
         if machine:
             seconds = gpus * batch * row.accumulation / row.rate
             work = _work(machine, network(row.model, row.size), batch)
-            yield LanguageRow(row.id, row.source, work, _plan_of(row), gpus, seconds)
-
-
-def _plan_of(row: PublishedRow) -> ModelSplit:
-    zero = 3 if "FULL_SHARD" in row.software or row.update == "fsdp" else 2
-    again = "full" if "checkpointing" in row.software else "none"
-    return ModelSplit(micro_batches=row.accumulation, zero=zero, checkpointing=again)
+            yield LanguageRow(row.id, row.source, work, plan_of(row), gpus, seconds)
 
 
 def fit(known: Sequence[LanguageRow]) -> float:

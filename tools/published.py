@@ -17,12 +17,14 @@ from typing import Any
 
 import yaml
 
-from hpcdl.predict.hardware import Machine, gpu_of, network_link, of_gpu, usual_link
+from hpcdl import facts
+from hpcdl.predict.hardware import Machine, network_link, of_gpu, usual_link
 from hpcdl.predict.network import kept_bytes, names, network
-from hpcdl.predict.rate import model_of, precision_of
+from hpcdl.predict.split import ModelSplit
 from hpcdl.predict.step import ENDLESS, PRECISIONS, Workload, feed
 from hpcdl.site.gpu_models import gpu_named
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import one_of
 
 DATA = Path(__file__).parent / "data"
 _MOST_ASSUMED = 256
@@ -34,6 +36,8 @@ _RATE = re.compile(
     r"[0-9]{1,4}(?:\.[0-9]+)?[ -]?(?:Gb/s|Gbit/s|Gbps|GbE|GigE|Gb|Gigabit)(?![A-Za-z])"
     r"|(?i:qdr|fdr|edr|hdr|ndr)\b)"
 )
+_VENDOR = frozenset(("nvidia", "tesla", "geforce"))
+_SXM = re.compile(r"SXM[0-9]")
 _CORES = re.compile(r"(?:\b([0-9]) ?x ?)?\b([0-9]{1,3})[ -]cores?\b", re.IGNORECASE)
 
 
@@ -130,6 +134,63 @@ def _row(value: dict[str, Any]) -> PublishedRow:
     )
 
 
+# ---- names ----
+
+
+@cache
+def gpu_of(text: str) -> str | None:
+    """The facts' name of the GPU that a driver, Slurm or a table means; None for an unknown one.
+
+    Words count, not their order: `A100 80GB PCIe` is A100-PCIe-80GB. What names a whole row goes
+    before what names a part of one.
+
+    Raises:
+        BadInput: the text fits several rows, such as `H100`.
+    """
+    wanted, table = _words(text), facts.load("gpus")
+    bare = "sxm" in wanted  # without its number: any of them
+    rows = {name: _words(_SXM.sub("sxm", name) if bare else name) for name in table["gpus"]}
+    exact = [name for name, words in rows.items() if words == wanted]
+    if exact:
+        return str(exact[0])
+    partly = [name for name, words in rows.items() if wanted and wanted <= words]
+    if len(partly) > 1:
+        raise BadInput(
+            f"the GPU '{text[:60]}' may be {one_of(sorted(partly))}", hint="write one of them"
+        )
+    aliases = [name for alias, name in table["aliases"].items() if _words(alias) == wanted]
+    whole = sorted(
+        (name for name, words in rows.items() if words <= wanted), key=lambda name: -len(rows[name])
+    )
+    return next(map(str, (*partly, *aliases, *whole)), None)
+
+
+def _words(text: str) -> frozenset[str]:
+    """The words of a GPU's name."""
+    return frozenset(re.findall(r"[a-z0-9]+", text.casefold())) - _VENDOR
+
+
+def precision_of(text: str) -> str:
+    """One of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp; an unknown one stays as it is."""
+    known: dict[str, str] = _hosts()["precision_names"]
+    return known.get(re.split(r"[/ _(]", text.strip().lower())[0], text)
+
+
+def model_of(text: str) -> str:
+    """The network's own name for `ResNet-50`, `inception3` or however a source writes it."""
+    return _folded_names().get(_folded(text), text)
+
+
+@cache
+def _folded_names() -> dict[str, str]:
+    aliases: dict[str, str] = _hosts()["model_names"]
+    return {**{_folded(name): name for name in names()}, **aliases}
+
+
+def _folded(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower())
+
+
 # ---- machines ----
 
 
@@ -165,7 +226,7 @@ def machine_of(row: PublishedRow, gpus: int) -> Machine | None:
     said = _CORES.search(row.hardware)  # such as `32 cores` or `2x 20 cores`
     cores = row.cores or (int(said[1] or 1) * int(said[2]) if said else 0) or host["cores"]
     between = network_link(host["fabric"], host["network_gbps"])
-    machine = of_gpu(kind, link or usual, cores, host["roots"], between)
+    machine = of_gpu(kind, link or usual, cores, between, host["roots"])
     return replace(machine, name=host["match"] or "assumed host", per_node=gpus // row.nodes)
 
 
@@ -200,12 +261,16 @@ def _fabric(folded: str) -> str:
 
 @dataclass(frozen=True)
 class Side:
-    """One end of a comparison: so many GPUs on so many nodes of a machine."""
+    """One end of a comparison: so many GPUs on so many nodes of a machine.
+
+    `images` are those of one GPU between exchanges, of all its passes.
+    """
 
     machine: Machine
     work: Workload
     gpus: int
     nodes: int
+    images: int
 
 
 @dataclass(frozen=True)
@@ -274,8 +339,8 @@ def _pair(row: PublishedRow, base: PublishedRow | None) -> ComparedPair | str:
     found = ComparedPair(
         row,
         base,
-        Side(machine, work, gpus, row.nodes),
-        Side(other, replace(work, accumulation=base.accumulation), base.gpus, base.nodes),
+        _side(row, machine, work),
+        _side(base, other, work),
         row.rate or row.speedup or 0.0,
     )
     if _NOT_A_REFERENCE in row.notes:
@@ -283,6 +348,18 @@ def _pair(row: PublishedRow, base: PublishedRow | None) -> ComparedPair | str:
     if found.measured > _SUPERLINEAR * found.linear:
         return "more than linear: its base was hindered"
     return found
+
+
+def _side(row: PublishedRow, machine: Machine, work: Workload) -> Side:
+    work = replace(work, plan=plan_of(row)) if row.update == "fsdp" else work
+    return Side(machine, work, row.gpus or 1, row.nodes, work.batch * row.accumulation)
+
+
+def plan_of(row: PublishedRow) -> ModelSplit:
+    """How the sharded weights of a row are split."""
+    zero = 3 if "FULL_SHARD" in row.software or row.update == "fsdp" else 2
+    again = "full" if "checkpointing" in row.software else "none"
+    return ModelSplit(micro_batches=row.accumulation, zero=zero, checkpointing=again)
 
 
 def _unusable(row: PublishedRow) -> str:
@@ -315,7 +392,6 @@ def workload_of(row: PublishedRow, base: PublishedRow, machine: Machine) -> Work
         row.precision,
         form_of(row),
         ENDLESS if endless or not net.channels else feed(decoders, net),
-        accumulation=row.accumulation,
     )
 
 
@@ -327,7 +403,7 @@ def form_of(row: PublishedRow) -> str:
     """
     update = row.update.lower()
     named = next((form for word, form in _hosts()["forms"] if word in update), "")
-    return named or ("horovod" if "horovod" in row.framework.lower() else "replicated")
+    return named or "horovod"
 
 
 # ---- errors ----

@@ -1,6 +1,6 @@
 """Fits what `hpcdl predict` ships, and says how far it is off: `python -m tools.validate`.
 
-The three numbers of the scaling law, ranges, effects of one GPU's rate and the utilisation of
+The two numbers of the scaling law, ranges, effects of one GPU's rate and the utilisation of
 language models are fitted to tools/data. Every figure printed is of rows whose source the fit has
 not seen (`left out`); of one GPU also where the row's pair of GPU and network is hidden. Options:
 
@@ -17,7 +17,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,28 +25,50 @@ import numpy as np
 import yaml
 
 from hpcdl import facts
-from hpcdl.predict.forecast import kind_of
 from hpcdl.predict.hardware import of_gpu
+from hpcdl.predict.network import names as networks
 from hpcdl.predict.network import network
 from hpcdl.predict.rate import (
+    USUAL_BATCH,
     OneGpuRow,
     effect_keys,
     intensity,
     reached,
-    rows_of,
+    roof,
+    units_of,
 )
-from hpcdl.predict.step import ENDLESS, ScalingLaw, Workload, exchange_seconds, largest_of
+from hpcdl.predict.request import kind_of
+from hpcdl.predict.split import split_step
+from hpcdl.predict.step import (
+    ENDLESS,
+    PRECISIONS,
+    ScalingLaw,
+    Workload,
+    exchange_seconds,
+)
 from hpcdl.system.files import write_atomic
 from hpcdl.system.text import table
 from tools import language
-from tools.published import ComparedPair, Side, errors, pairs, records, rows
+from tools.published import (
+    ComparedPair,
+    Side,
+    errors,
+    gpu_of,
+    model_of,
+    pairs,
+    precision_of,
+    records,
+    rows,
+)
 
 FACTS = Path(facts.path("predict"))
-_PRIOR = (0.05, 0.38, 0.65)
+_PRIOR = (0.02, 0.3)
+_SOURCE = -0.75
+"""A row weighs as this power of the rows of its source."""
 _RIDGE, _HUBER, _ROUNDS = 0.02, 0.05, 30
 _SCALE = {"least": 0.05, "per_loss": 0.5}
-_TAIL = 0.08
-"""A little less than a tenth: unseen sources lie farther off than those the fit has seen."""
+_TAIL, _ONE_TAIL = 0.07, 0.08
+"""Less than a tenth: unseen sources lie farther off than those the fit has seen."""
 _LAW = 0.03
 """The constant law that a model must beat: 1 / (1 + 0.03 log2 N)."""
 # Rows without effect that the ridge counts for each effect, and for the slope.
@@ -79,7 +101,7 @@ schema: 1
 
 @dataclass(frozen=True)
 class LawPair:
-    """A pair as the fit sees it: the law's three parts of both ends, and the measured loss."""
+    """A pair as the fit sees it: the law's two parts of both ends, and the measured loss."""
 
     source: str
     kind: str
@@ -100,14 +122,11 @@ class LawPair:
 
 def law_pair(pair: ComparedPair) -> LawPair:
     """What the law says of a pair: parts of one GPU's step, which the base tells."""
-    one, measured = 0.0, pair.there.gpus * pair.there.work.images / (pair.base.rate or 1.0)
-    guess = measured / pair.there.work.accumulation
-    for _ in range(4):  # the base's own losses are taken off its step
-        one = guess
-        parts, fixed = _parts(pair.there, one)
-        lost = 1 + fixed + sum(a * b for a, b in zip(parts, _PRIOR, strict=True))
-        guess = measured / lost / pair.there.work.accumulation
-    here, there = _parts(pair.here, one), _parts(pair.there, one)
+    measured = guess = pair.there.gpus / (pair.base.rate or 1.0)
+    for _ in range(4):  # the base's own losses are taken off the seconds of an image
+        parts, fixed = _parts(pair.there, guess)
+        guess = measured / (1 + fixed + sum(a * b for a, b in zip(parts, _PRIOR, strict=True)))
+    here, there = _parts(pair.here, guess), _parts(pair.there, guess)
     return LawPair(
         pair.row.source,
         kind_of(pair.here.nodes, real=pair.here.work.feed is not ENDLESS),
@@ -119,23 +138,32 @@ def law_pair(pair: ComparedPair) -> LawPair:
     )
 
 
-def _parts(side: Side, one: float) -> tuple[tuple[float, float, float], float]:
-    """The law's three parts at one end as parts of computing, and what is never hidden."""
-    compute = one * side.work.accumulation
+def _parts(side: Side, image: float) -> tuple[tuple[float, float], float]:
+    """The law's two parts at one end as parts of computing, and what is lost besides.
+
+    One GPU takes `image` seconds for an image.
+    """
+    compute = image * side.images
+    if side.work.plan:
+        split = side.work.split_on(side.machine)
+        paced = replace(split, pace=compute / split_step(split, side.work.plan, 1)[0])
+        computing, losses = split_step(paced, side.work.plan, side.gpus)
+        part = computing / compute
+        return (part * math.log2(side.gpus), 0.0), part + sum(losses.values()) / compute - 1
     local = max(1, side.gpus // side.nodes)
     sent = exchange_seconds(side.machine, side.work, local, side.nodes)[0] / compute
-    wait = side.work.feed.wait(compute, side.work.images, side.gpus, side.nodes, 1.0) / compute
+    wait = side.work.feed.wait(compute, side.images, side.gpus, side.nodes) / compute
     if side.work.form == "no_overlap":
-        return (largest_of(side.gpus), 0.0, wait), sent
-    return (largest_of(side.gpus), sent, wait), 0.0
+        return (math.log2(side.gpus), 0.0), sent + wait
+    return (math.log2(side.gpus), sent), wait
 
 
 def fit_law(found: Sequence[LawPair]) -> tuple[float, ...]:
-    """The three numbers: a robust fit (Huber), a source weighing as the root of its rows."""
+    """The two numbers: a robust fit (Huber)."""
     here, there = np.array([p.parts for p in found]), np.array([p.base for p in found])
     fixed, loss = np.array([p.fixed for p in found]), np.array([p.loss for p in found])
     counts = Counter(p.source for p in found)
-    weights = np.array([counts[p.source] ** -0.5 for p in found])
+    weights = np.array([counts[p.source] ** _SOURCE for p in found])
     law, prior = np.array(_PRIOR), np.array(_PRIOR)
     for _ in range(_ROUNDS):
         now, before = 1 + fixed[:, 0] + here @ law, 1 + fixed[:, 1] + there @ law
@@ -203,6 +231,40 @@ def inside(
 # ---- one GPU ----
 
 
+def single_rows() -> list[OneGpuRow]:
+    """The rows that give one GPU's rate, of work that is stated."""
+    found = (single_row(record) for record in records() if not unstated(record))
+    return [row for row in found if row]
+
+
+def single_row(record: dict[str, Any]) -> OneGpuRow | None:
+    """A record as the product sees it; None where it is no rate of one known GPU and network."""
+    model, precision = model_of(record["model"]), precision_of(record.get("precision", "fp32"))
+    usable = record["gpus"] == 1 and record.get("images_per_sec")
+    if not usable or model not in networks() or precision not in PRECISIONS:
+        return None
+    gpu = gpu_of(record["gpu"])
+    machine = of_gpu(gpu, "pcie3", 1, None) if gpu else None
+    if machine is None or machine.lacks(precision):
+        return None
+    size = record.get("sequence_length") or record.get("image_size")
+    net, batch = network(model, int(size) if size else None), record.get("batch_per_gpu")
+    work, rate = Workload(net, int(batch or USUAL_BATCH), precision), record["images_per_sec"]
+    return OneGpuRow(
+        record["id"],
+        machine.gpu,
+        model,
+        net.height,
+        int(batch) if batch else None,
+        units_of(precision),
+        record.get("framework", ""),
+        record.get("xla") == "true",
+        rate,
+        round(math.log(rate * roof(machine, work) / work.batch), 4),
+        record["source"],
+    )
+
+
 def fit_effects(found: Sequence[OneGpuRow]) -> dict[str, Any]:
     """Effects that add up to the log of the part of the roofline: one ridge over all."""
     nets = [network(row.model, row.size) for row in found]
@@ -251,8 +313,8 @@ def one_gpu_errors(found: Sequence[OneGpuRow]) -> dict[str, list[float]]:
         left = [row for row in found if row not in gone]
         effects = fit_effects(left)
         for row in hidden:
-            net, machine = network(row.model, row.size), of_gpu(row.gpu, "pcie3", 1, 1, None)
-            work = Workload(net, row.batch or 64, row.precision)
+            net, machine = network(row.model, row.size), of_gpu(row.gpu, "pcie3", 1, None)
+            work = Workload(net, row.batch or USUAL_BATCH, row.precision)
             name = row.framework.partition(" ")[0]
             framework = name + (" with XLA" if row.xla else "")
             told = reached(machine, work, framework, left, effects)
@@ -275,7 +337,7 @@ def one_gpu_ranges(found: dict[str, list[float]]) -> dict[str, dict[str, float]]
     shipped = {}
     for kind, logs in found.items():
         ordered = sorted(-log for log in logs)  # measured over predicted
-        tail = int(_TAIL * len(ordered))
+        tail = int(_ONE_TAIL * len(ordered))
         low, high = math.exp(ordered[tail]), math.exp(ordered[-1 - tail])
         shipped[kind] = {"low": round(low, 3), "high": round(high, 3)}
     return shipped
@@ -286,17 +348,18 @@ def one_gpu_ranges(found: dict[str, list[float]]) -> dict[str, dict[str, float]]
 _COLUMNS = (
     "id", "source", "gpu", "gpus", "nodes", "framework", "model", "image_size", "sequence_length",
     "batch_per_gpu", "precision", "xla", "data", "images_per_sec", "speedup", "date", "proof",
-    "unstated",
+    "part",
 )  # fmt: skip
 
 _ROWS_HEADER = """\
 # Written by `python -m tools.validate --write` from tools/data, which has all rows, and where each
 # was read; do not edit. Published rates: of one GPU, which predictions start from, and those that
 # references.yaml and the studies name (throughput.csv, one a line). Empty cells are left out: one
-# node, float32, published. `unstated` rows did other work than they state.
+# node, float32, published. part: the log of the part of the roofline that one GPU reached; a row
+# without it says nothing of a rate.
 # source: tools/data/throughput.yaml
 schema: 1
-numbers: [gpus, nodes, image_size, sequence_length, batch_per_gpu, images_per_sec, speedup]
+numbers: [gpus, nodes, image_size, sequence_length, batch_per_gpu, images_per_sec, speedup, part]
 """
 
 
@@ -320,13 +383,17 @@ def shipped_rows() -> tuple[str, str]:
     writer = csv.DictWriter(text, _COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for record in records():
-        one, named = record.get("gpus") == 1 and rows_of([record]), record["id"] in wanted
-        if not named and (not one or unstated(record)):
+        row, named = single_row(record), record["id"] in wanted
+        if not named and (not row or unstated(record)):
             continue
         cells = {key: f"{v:g}" if isinstance(v, float) else v for key, v in record.items()}
-        if one:
-            cells |= {"gpu": one[0].gpu, "model": one[0].model}
-            cells["unstated"] = "true" if unstated(record) else ""
+        if row:
+            cells |= {
+                "gpu": row.gpu,
+                "model": row.model,
+                "precision": precision_of(record.get("precision", "fp32")),
+            }
+            cells["part"] = "" if unstated(record) else f"{row.part:g}"
         cells["source"] = sources.setdefault(record["source"], f"s{len(sources) + 1}")
         cells["xla"] = "true" if record.get("xla") == "true" else ""
         for key, usual in (("nodes", "1"), ("proof", "published"), ("precision", "fp32")):
@@ -344,7 +411,7 @@ def _named_rows() -> set[str]:
 def fitted() -> dict[str, Any]:
     """All coefficients of facts/predict.yaml."""
     found = [law_pair(pair) for pair in pairs(rows())[0]]
-    single = rows_of(record for record in records() if not unstated(record))
+    single = single_rows()
     law = ScalingLaw(*(round(value, 4) for value in fit_law(found)))
     return {
         "law": law._asdict(),
@@ -418,7 +485,7 @@ def report() -> str:
     found = [law_pair(pair) for pair in compared]
     losses = losses_left_out(found)
     ranges = _ranges_left_out(found, losses)
-    single = rows_of(record for record in records() if not unstated(record))
+    single = single_rows()
     one = one_gpu_errors(single)
     names = {
         "same": "another source's rows, same framework",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hpcdl.jobs import JobScript, Module
     from hpcdl.jobs.lint import LintFinding
     from hpcdl.jobs.submission import Submission
-    from hpcdl.predict.forecast import Forecast
+    from hpcdl.predict.request import Forecast
     from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.references import Reference
     from hpcdl.stack.resolve_solution import Resolution

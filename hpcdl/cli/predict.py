@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,8 @@ from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import one_of
 
 if TYPE_CHECKING:
-    from hpcdl.predict.forecast import Forecast
-    from hpcdl.predict.parallel import ModelSplit
     from hpcdl.predict.request import ScalingRequest
+    from hpcdl.predict.split import ModelSplit
     from hpcdl.site import Partition, Site
 
 _FLOW = 4
@@ -24,8 +22,8 @@ _NONE = "none"
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    from hpcdl.predict.parallel import ModelSplit
     from hpcdl.predict.request import ScalingRequest
+    from hpcdl.predict.split import ModelSplit
     from hpcdl.system.declare import configure
 
     add = parser.add_argument
@@ -147,22 +145,11 @@ def _on_shared_cores(request: ScalingRequest) -> ScalingRequest:
 
 def _plan(args: argparse.Namespace) -> ModelSplit | None:
     """Return how a transformer is split; None if no option of it is given."""
-    from hpcdl.predict.parallel import ModelSplit
+    from hpcdl.predict.split import ModelSplit
 
     given = _values(ModelSplit, args)
     flow = {"micro_batches": _FLOW * given["stages"]} if given.get("stages", 1) > 1 else {}
     return ModelSplit(**{**flow, **given}) if given else None
-
-
-def _asked(args: argparse.Namespace, prices: Mapping[str, float]) -> Forecast:
-    from dataclasses import replace
-
-    from hpcdl.predict.request import answer
-
-    request, used = _request(args)
-    found = answer(request)
-    price = prices.get(found.machine.name, prices.get(""))
-    return replace(found, price=price, found=used)
 
 
 def _prices(args: argparse.Namespace, partitions: list[str]) -> dict[str, float]:
@@ -189,9 +176,31 @@ def _prices(args: argparse.Namespace, partitions: list[str]) -> dict[str, float]
     return prices
 
 
-def _compare(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.predict.show import compared_data, compared_text, write_plot
+@command("hpcdl predict --partition p100 --model resnet50 --gpus 1-16", _configure)
+def _scale(args: argparse.Namespace) -> ExitCode:
+    """Predict step time, images/s, efficiency and cost by number of GPUs (the default)."""
+    from dataclasses import replace
 
+    from hpcdl.predict.request import answer
+    from hpcdl.predict.show import forecast_data, forecast_text, write_plot
+
+    names = _compared(args)
+    prices = _prices(args, names or [args.partition or the_site(args).default_partition])
+    forecasts = []
+    for name in names or [args.partition]:
+        request, used = _request(argparse.Namespace(**{**vars(args), "partition": name}))
+        price = prices.get(request.partition.name, prices.get(""))
+        forecasts.append(replace(answer(request), price=price, found=used))
+    if args.plot:
+        write_plot(forecasts, args.plot)
+    ok = any(point.fits for forecast in forecasts for point in forecast.points)
+    return show(args, forecast_data(forecasts), forecast_text(forecasts), ok=ok)
+
+
+def _compared(args: argparse.Namespace) -> list[str]:
+    """The partitions to compare; none where `--compare` is not given."""
+    if not args.compare:
+        return []
     if [path for path in args.calibrate if path != _NONE] or args.images_per_second is not None:
         raise BadInput(
             "a measured rate is of one partition",
@@ -201,29 +210,7 @@ def _compare(args: argparse.Namespace) -> ExitCode:
     names = [name for name in dict.fromkeys(map(str.strip, wanted)) if name]
     if not names:
         raise BadInput("--compare names no partition", hint="write --compare A,B")
-    prices = _prices(args, names)
-    comparisons = [
-        _asked(argparse.Namespace(**{**vars(args), "partition": name}), prices) for name in names
-    ]
-    if args.plot:
-        write_plot(comparisons, args.plot)
-    ok = any(point.fits for comparison in comparisons for point in comparison.points)
-    return show(args, compared_data(comparisons), compared_text(comparisons), ok=ok)
-
-
-@command("hpcdl predict --partition p100 --model resnet50 --gpus 1-16", _configure)
-def _scale(args: argparse.Namespace) -> ExitCode:
-    """Predict step time, images/s, efficiency and cost by number of GPUs (the default)."""
-    from hpcdl.predict.show import forecast_data, forecast_text, write_plot
-
-    if args.compare:
-        return _compare(args)
-    place = args.partition or the_site(args).default_partition
-    found = _asked(args, _prices(args, [place]) if args.price else {})
-    if args.plot:
-        write_plot([found], args.plot)
-    ok = any(point.fits for point in found.points)
-    return show(args, forecast_data(found), forecast_text(found), ok=ok)
+    return names
 
 
 GROUP = Group("predict", (_scale,), default="scale")

@@ -1,23 +1,21 @@
 """Machines as the model sees them: a GPU's peaks, the links of a node, the network, the cores.
 
 A machine comes from a partition of the site file. Figures are rows of facts/gpus.yaml and
-facts/links.yaml. Bandwidths are bytes per second each way, latencies seconds.
+facts/links.yaml. Bandwidths are bytes per second each way, latencies seconds. The cost of an
+all-reduce over the links is a line, seconds = latency + bytes x rate, one per algorithm; the
+cheapest one for a size is taken, as NCCL and MPI do.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, replace
-from functools import cache
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import facts
 from hpcdl.site.gpu_models import gpu_named
 from hpcdl.site.model import UNKNOWN_FABRIC
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import one_of
 
 if TYPE_CHECKING:
     from hpcdl.site import Gpu, Partition
@@ -31,56 +29,53 @@ NETWORK_HINT = (
 CPU = "CPU"
 """The `gpu` of a machine without any: its ranks are sockets."""
 _BITS = 8.0
-_VENDOR = frozenset(("nvidia", "tesla", "geforce"))
-_SXM = re.compile(r"SXM[0-9]")
-# From which compute capability on a GPU has units of their own for a precision.
-_UNITS = (("fp32_tflops", 0.0), ("tf32_tflops", 8.0), ("half_tflops", 7.0))
-# Peaks of a CPU core for the shares of layers alone; a measured step gives the scale.
-_CPU_CORE_FLOPS, _CPU_MEMORY, _CPU_LATENCY = 50e9, 50e9, 20e-6
+# The peaks of a GPU, and from which compute capability on it has units of their own for each.
+_PEAKS = {"fp32": 0.0, "tf32": 8.0, "half": 7.0}
 
 
-@dataclass(frozen=True)
-class Link:
-    """A link: seconds of a step and bytes per second each way that an all-reduce reaches.
-
-    `measured` is whether that was measured on this machine, not published.
-    """
+class Link(NamedTuple):
+    """A link: seconds of a step and bytes per second each way that an all-reduce reaches."""
 
     name: str
     latency: float
     bandwidth: float
-    measured: bool = False
+
+
+_CPU_LINK = Link("memory", 20e-6, 12.5e9)
 
 
 @dataclass(frozen=True)
 class Machine:
     """Equal nodes of equal GPUs.
 
-    `flops` by precision (fp32, tf32, half), `memory_rate` in bytes per second, `memory` in bytes.
-    `inside` links the GPUs of a node, `roots` PCIe root ports have `root` bytes per second each.
-    `network` is None where nobody knows it; `unknown` are figures of the GPU that a kindred one
-    stands in for: shares of layers may come of them, never a speed.
+    `flops` by precision (fp32, tf32, half), `memory_rate` in bytes per second, `memory` in bytes;
+    0 is unknown. `inside` links the GPUs of a node; `roots` PCIe root ports have `root` bytes per
+    second each. `network` is None where it is not known.
     """
 
     name: str
     gpu: str
-    flops: tuple[float, float, float]
-    memory_rate: float
     memory: float
-    per_node: int
     inside: Link
     network: Link | None
     cores: int
-    roots: int
-    root: float
+    flops: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    memory_rate: float = 0.0
+    roots: int = 1
+    root: float = _CPU_LINK.bandwidth
+    per_node: int = 1
     nodes: int = 0
     compute: str = ""
-    unknown: tuple[str, ...] = ()
+
+    def peak(self, precision: str) -> float:
+        """Peak operations per second of a GPU in a precision."""
+        return self.flops[{"fp32": 0, "tf32": 1}.get(precision, 2)]
 
     def lacks(self, precision: str) -> tuple[str, ...]:
         """Return the missing figures that a speed in this precision needs."""
-        peak = {"fp32": "fp32_tflops", "tf32": "tf32_tflops"}.get(precision, "half_tflops")
-        return tuple(name for name in self.unknown if name in {"memory_gbs", peak})
+        peak = f"{precision if precision in _PEAKS else 'half'}_tflops"
+        figures = {peak: self.peak(precision), "memory_gbs": self.memory_rate}
+        return tuple(name for name, figure in figures.items() if not figure)
 
     @property
     def between(self) -> Link:
@@ -94,79 +89,27 @@ class Machine:
 def of_partition(partition: Partition) -> Machine:
     """The machine that a partition of the site file describes.
 
-    A partition without GPUs is a machine whose ranks are its sockets: only shares of layers
-    come from it, so it needs a measured step.
+    A partition without GPUs is a machine whose ranks are its sockets: it needs a measured step.
     """
-    fabric, rate = partition.interconnect.fabric, partition.interconnect.bandwidth_gbps
-    network = None
-    if rate is not None and fabric != UNKNOWN_FABRIC:
-        network = network_link(fabric, rate)
-    if partition.interconnect.measured_gbs is not None:
-        network = replace(
-            network or slowest(),
-            name=f"{fabric}, measured {partition.interconnect.measured_gbs:g} GB/s",
-            bandwidth=partition.interconnect.measured_gbs * GIGA,
-            measured=True,
-        )
-    nodes, gpu = partition.nodes, partition.gpu
+    wires, gpu, network = partition.interconnect, partition.gpu, None
+    if wires.bandwidth_gbps is not None and wires.fabric != UNKNOWN_FABRIC:
+        network = network_link(wires.fabric, wires.bandwidth_gbps)
+    if wires.measured_gbs is not None:
+        network = measured(network, wires.measured_gbs * GIGA)
+    # Jobs may have fewer cores than the node: Slurm keeps some for the system.
+    cores = partition.usable_cores
     if gpu is None:
-        flops = _CPU_CORE_FLOPS * partition.cores_per_socket
-        inside = Link("memory", _CPU_LATENCY, _CPU_MEMORY / 4)
-        return Machine(
-            partition.name,
-            CPU,
-            (flops, flops, flops),
-            _CPU_MEMORY,
-            partition.memory_gb * GIGA,
-            partition.sockets,
-            inside,
-            network,
-            partition.cores,
-            1,
-            _CPU_MEMORY,
-            nodes,
+        machine = Machine(
+            name=partition.name,
+            gpu=CPU,
+            memory=partition.memory_gb * GIGA,
+            inside=_CPU_LINK,
+            network=network,
+            cores=cores,
         )
-    machine = of_gpu(gpu, usual_link(gpu), partition.cores, partition.sockets, network)
-    return replace(
-        machine,
-        name=partition.name,
-        per_node=gpu.per_node,
-        nodes=nodes,
-        memory=gpu.memory_gb * GIGA,
-    )
-
-
-@cache
-def gpu_of(text: str) -> str | None:
-    """The facts' name of the GPU that a driver, Slurm or a table means; None for an unknown one.
-
-    Words count, not their order: `A100 80GB PCIe` is A100-PCIe-80GB. What names a whole row goes
-    before what names a part of one.
-
-    Raises:
-        BadInput: the text fits several rows, such as `H100`.
-    """
-    wanted, table = _words(text), facts.load("gpus")
-    bare = "sxm" in wanted  # without its number: any of them
-    rows = {name: _words(_SXM.sub("sxm", name) if bare else name) for name in table["gpus"]}
-    exact = [name for name, words in rows.items() if words == wanted]
-    if exact:
-        return str(exact[0])
-    partly = [name for name, words in rows.items() if wanted and wanted <= words]
-    if len(partly) > 1:
-        raise BadInput(
-            f"the GPU '{text[:60]}' may be {one_of(sorted(partly))}", hint="write one of them"
-        )
-    aliases = [name for alias, name in table["aliases"].items() if _words(alias) == wanted]
-    whole = sorted(
-        (name for name, words in rows.items() if words <= wanted), key=lambda name: -len(rows[name])
-    )
-    return next(map(str, (*partly, *aliases, *whole)), None)
-
-
-def _words(text: str) -> frozenset[str]:
-    """The words of a GPU's name."""
-    return frozenset(re.findall(r"[a-z0-9]+", text.casefold())) - _VENDOR
+        return replace(machine, per_node=partition.sockets, nodes=partition.nodes)
+    machine = of_gpu(gpu, usual_link(gpu), cores, network, partition.sockets)
+    return replace(machine, name=partition.name, per_node=gpu.per_node, nodes=partition.nodes)
 
 
 def _pcie(gpu: Gpu) -> str:
@@ -180,48 +123,34 @@ def usual_link(gpu: Gpu) -> str:
     return gpu.figures.fabric or ("nvlink" if gpu.nvlink else _pcie(gpu))
 
 
-def of_gpu(gpu: Gpu | str, link: str, cores: int, roots: int, network: Link | None) -> Machine:
+def of_gpu(gpu: Gpu | str, link: str, cores: int, network: Link | None, roots: int = 1) -> Machine:
     """A machine of one GPU per node: its figures as they are known, the rest as given.
 
     `link` joins the GPUs of a node (a row of facts/links.yaml); a node has `cores` physical cores
-    and `roots` PCIe root ports; `network` is None where nobody knows it. Where a GPU has no units
-    for a precision, fp32's is its peak; where it has some and their figure is missing, a kindred
-    GPU's stands in, for shares of layers alone.
+    and `roots` PCIe root ports. Where a GPU has no units for a precision, fp32's is its peak.
     """
     kind = gpu_named(gpu) if isinstance(gpu, str) else gpu
-    own, other = kind.figures, _stand_in(kind).figures
-    units = [name for name, since in _UNITS if float(kind.compute) >= since]
-    fp32 = own.fp32_tflops or other.fp32_tflops or 1.0
-    tf32, half = (
-        getattr(own, name) or (getattr(other, name) if name in units else None) or fp32
-        for name in ("tf32_tflops", "half_tflops")
+    fp32 = kind.figures.fp32_tflops or 0.0
+    fp32, tf32, half = (
+        getattr(kind.figures, f"{name}_tflops") or (0.0 if float(kind.compute) >= since else fp32)
+        for name, since in _PEAKS.items()
     )
     return Machine(
         name=kind.model,
         gpu=kind.model,
         flops=(fp32 * TERA, tf32 * TERA, half * TERA),
-        memory_rate=(own.memory_gbs or other.memory_gbs or 1.0) * GIGA,
+        memory_rate=(kind.figures.memory_gbs or 0.0) * GIGA,
         memory=kind.memory_gb * GIGA,
-        per_node=1,
         inside=_link(link, kind),
         network=network,
         cores=cores,
         roots=max(1, roots),
         root=_link(_pcie(kind), kind).bandwidth,
         compute=kind.compute,
-        unknown=tuple(name for name in (*units, "memory_gbs") if getattr(own, name) is None),
     )
 
 
-def _stand_in(gpu: Gpu) -> Gpu:
-    """The known GPU nearest below in compute capability: its shares of layers are the likeliest."""
-    rows = sorted(
-        (float(row["compute"]), row["memory_gb"], name)
-        for name, row in facts.load("gpus")["gpus"].items()
-        if "fp32_tflops" in row and "memory_gbs" in row
-    )
-    below = [name for compute, _, name in rows if compute <= float(gpu.compute)]
-    return gpu_named(below[-1] if below else rows[0][2])
+# ---- links, and an all-reduce over them ----
 
 
 def _link(kind: str, gpu: Gpu) -> Link:
@@ -235,28 +164,72 @@ def _link(kind: str, gpu: Gpu) -> Link:
 
 
 def network_link(fabric: str, gbps: float) -> Link:
-    """The network of a fabric of the site file, at a line rate in Gbit/s per node."""
-    row = facts.load("links")["fabrics"][fabric]
-    rate = gbps / _BITS * _part(row["efficiency"], gbps) * GIGA
-    return Link(f"{fabric} {gbps:g} Gb/s", row["latency_us"] * 1e-6, rate)
+    """The network of a fabric of the site file, at a line rate in Gbit/s per node.
 
-
-def _part(efficiency: float | dict[int, float], gbps: float) -> float:
-    """The part of a line rate that an all-reduce reaches: a number, or numbers by rate.
-
-    Between two rates it is interpolated over the logarithm; TCP reaches less of a faster network.
+    An all-reduce reaches a part of it, of TCP less of a faster network: that part is interpolated
+    between rates, over their logarithm.
     """
-    if not isinstance(efficiency, dict):
-        return efficiency
-    points = sorted((math.log(rate), part) for rate, part in efficiency.items())
-    x = min(max(math.log(gbps), points[0][0]), points[-1][0])
-    for (left, low), (right, high) in pairwise(points):
-        if x <= right:
-            return low + (high - low) * (x - left) / (right - left)
-    return points[-1][1]
+    row = facts.load("links")["fabrics"][fabric]
+    parts = row["efficiency"]
+    if isinstance(parts, dict):
+        low = max((rate for rate in parts if rate <= gbps), default=min(parts))
+        high = min((rate for rate in parts if rate >= gbps), default=max(parts))
+        far = math.log(gbps / low) / math.log(high / low) if low < high else 0.0
+        parts = parts[low] + far * (parts[high] - parts[low])
+    return Link(f"{fabric} {gbps:g} Gb/s", row["latency_us"] * 1e-6, gbps / _BITS * parts * GIGA)
 
 
-def slowest() -> Link:
-    """A network of which only a measured bandwidth is known: it has the largest known latency."""
-    rows = facts.load("links")["fabrics"].values()
-    return Link("measured network", max(row["latency_us"] for row in rows) * 1e-6, 0.0)
+def measured(link: Link | None, rate: float) -> Link:
+    """A link with the bandwidth that was measured of it, in bytes per second.
+
+    A network of which nothing else is known (None) has the largest known latency.
+    """
+    if link is None:
+        rows = facts.load("links")["fabrics"].values()
+        link = Link("network", max(row["latency_us"] for row in rows) * 1e-6, 0.0)
+    return link._replace(name=f"{link.name}, measured {rate / GIGA:.3g} GB/s", bandwidth=rate)
+
+
+class MessageCost(NamedTuple):
+    """Seconds of a message: `latency` + bytes x `rate` (seconds per byte)."""
+
+    latency: float
+    rate: float
+
+    def seconds(self, size: float) -> float:
+        """Seconds of `size` bytes."""
+        return self.latency + self.rate * size
+
+
+def allreduce(machine: Machine, local: int, nodes: int) -> tuple[MessageCost, ...]:
+    """The candidates for `nodes` nodes of `local` GPUs: a ring, and rings joined by a tree.
+
+    A ring has 2(N-1) steps of S/N bytes (Patarasuk, Yuan 2009); a double binary tree two passes of
+    2 log2(N) steps at full bandwidth (NCCL 2.4).
+    """
+    link, ranks = machine.inside, local * nodes
+    inside = MessageCost(2 * (local - 1) * link.latency, 2 * (local - 1) / local / link.bandwidth)
+    if nodes < 2:
+        return (inside,)
+    # NCCL's ring goes into and out of every node once. Every step waits for the slowest link;
+    # those inside a node hide behind those between.
+    outside = machine.between
+    slowest = max(1 / link.bandwidth if local > 1 else 0.0, 1 / outside.bandwidth)
+    ring = MessageCost(2 * (ranks - 1) * outside.latency, 2 * (ranks - 1) / ranks * slowest)
+    passes = 4 * math.ceil(math.log2(nodes)) * outside.latency
+    joined = MessageCost(inside.latency + passes, inside.rate + 2 / outside.bandwidth)
+    return ring, joined
+
+
+def parameter_server(machine: Machine, local: int, nodes: int) -> MessageCost:
+    """One way between the GPUs and parameter servers in host memory, one shard per node.
+
+    Every GPU sends (or fetches) all its gradients: within the node over the root ports that
+    its GPUs share; to the other nodes' shards over the network, `local` times the bytes.
+    """
+    rate = max(1.0, local / machine.roots) / machine.root
+    latency = machine.inside.latency
+    if nodes > 1:
+        rate = max(rate, local * ((nodes - 1) / nodes) / machine.between.bandwidth)
+        latency += machine.between.latency
+    return MessageCost(latency, rate)

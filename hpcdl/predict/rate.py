@@ -10,18 +10,17 @@ towards the effects; so the rate has no jump from one batch to the next.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 from hpcdl import facts
-from hpcdl.predict.hardware import CPU, Machine, gpu_of, of_gpu
-from hpcdl.predict.network import NetworkSums, names, network, roofline
-from hpcdl.predict.parallel import ModelSplit, utilisation
+from hpcdl.predict.hardware import CPU, Machine
+from hpcdl.predict.network import NetworkSums, network, roofline
 from hpcdl.predict.results import LONGEST_STEP, ONE_RUN, MeasuredRun
-from hpcdl.predict.step import PRECISIONS, Workload, peak_of, split_work
+from hpcdl.predict.split import utilisation
+from hpcdl.predict.step import Workload
 from hpcdl.system.errors import BadInput
 
 USUAL_BATCH = 64
@@ -29,7 +28,7 @@ USUAL_BATCH = 64
 # effects all together.
 _OTHER, _XLA, _NO_BATCH, _EFFECTS = 0.03, 0.3, 0.02, 0.05
 _OCTAVES = 2.0
-"""Of batches and areas that differ by so many doublings, a row weighs exp(-1/2)."""
+"""Of batches and areas that differ by so many doublings, a row weighs half."""
 
 
 @dataclass(frozen=True)
@@ -51,15 +50,12 @@ class Calibration:
 def from_result(result: MeasuredRun, batch: int) -> Calibration:
     """The calibration that a run of this site gives, for steps of another batch: the surest one."""
     rate = f"{result.images_per_second:g} images/s on {result.ranks} rank(s)"
-    return Calibration(
-        result.seconds * batch / result.batch, result.batch, f"{result.origin.name}: {rate}", "run"
-    )
+    seconds = result.seconds * batch / result.batch
+    return Calibration(seconds, result.batch, f"{result.origin.name}: {rate}", "run")
 
 
-def from_images_per_second(rate: float, work: Workload, peak: float = math.inf) -> Calibration:
+def from_images_per_second(rate: float, work: Workload) -> Calibration:
     """The calibration that a user states: images per second of one GPU, not measured here.
-
-    `peak` is the operations per second of the GPU, where they are known.
 
     Raises:
         BadInput: the rate is absurd.
@@ -67,66 +63,55 @@ def from_images_per_second(rate: float, work: Workload, peak: float = math.inf) 
     step = work.batch / rate if rate > 0 else math.inf
     if not 1e-6 < step < LONGEST_STEP:
         raise BadInput(f"{rate:g} images/s of one GPU is not possible")
-    source, needed = f"{rate:g} images/s as given", 6 * work.net.macs * rate
-    if needed > peak:
-        source += f", {needed / peak:.1f} times what the GPU can compute at its peak"
-    return Calibration(step, work.batch, source, "doubtful")
+    return Calibration(step, work.batch, f"{rate:g} images/s as given", "doubtful")
 
 
-def from_plan(machine: Machine, work: Workload) -> Calibration:
-    """One GPU's micro-batch of a split transformer, by the part of its peak that GPUs reach."""
-    _refuse_unknown(machine, work)
-    plan = work.plan or ModelSplit()
-    split, bounds = split_work(machine, work), utilisation(machine.gpu, plan)
-    return Calibration(
-        split.alone(plan),
-        work.batch,
-        f"matrices at {split.efficiency:.0%} of the GPU's peak, as in published transformers",
-        "doubtful",
-        bounds["low"],
-        bounds["high"],
-    )
-
-
-def from_rows(machine: Machine, work: Workload) -> Calibration:
-    """The calibration of published single-GPU rows, and of effects where there are few.
+def from_facts(machine: Machine, work: Workload) -> Calibration:
+    """The calibration of a machine where nothing was measured.
 
     Raises:
         BadInput: nothing says how fast the GPU is, as on CPUs.
     """
     _refuse_unknown(machine, work)
-    ranges = facts.load("predict")["one_gpu"]
-    framework = "PyTorch" if work.form in {"ddp", "fsdp"} else "TensorFlow"
+    if work.plan is None:
+        return _from_rows(machine, work)
+    split, bounds = work.split_on(machine), utilisation(machine.gpu, work.plan)
+    source = f"matrices at {split.efficiency:.0%} of the GPU's peak, as in published transformers"
+    seconds = split.alone(work.plan)
+    return Calibration(seconds, work.batch, source, "doubtful", bounds["low"], bounds["high"])
+
+
+def _from_rows(machine: Machine, work: Workload) -> Calibration:
+    """One GPU's step by published single-GPU rows, and by effects where there are few."""
+    framework = "PyTorch" if work.form == "ddp" else "TensorFlow"
     reach = reached(machine, work, framework, one_gpu_rows())
-    if reach.nearest is None:
-        kind = "borrowed" if reach.known else "unseen"
-        source, proof = (
-            "effects of GPU, precision and network in published rows (none joins these)",
-            "doubtful",
-        )
+    row = reach.nearest
+    if row is None:
+        kind, proof = ("borrowed" if reach.known else "unseen"), "doubtful"
+        source = "effects of GPU, precision and network in published rows (none joins these)"
     else:
-        row = reach.nearest
         kind, proof = ("same" if row.framework.startswith(framework) else "foreign"), "published"
-        batch = row.batch or "unknown"
-        source = f"{row.id}: {row.rate:g} images/s at batch {batch}{' with XLA' if row.xla else ''}"
+        batch = f"{row.batch or 'unknown'}{' with XLA' if row.xla else ''}"
+        source = f"{row.id}: {row.rate:g} images/s at batch {batch}"
         source += f" ({row.framework})" if kind == "foreign" else ""
     seconds = roof(machine, work) / math.exp(reach.part)
-    return Calibration(seconds, work.batch, source, proof, **ranges[kind])
+    bounds = facts.load("predict")["one_gpu"][kind]
+    return Calibration(seconds, work.batch, source, proof, **bounds)
 
 
 def _refuse_unknown(machine: Machine, work: Workload) -> None:
     net, lacking = work.net.name, machine.lacks(work.precision)
+    if machine.gpu == CPU:
+        raise BadInput(
+            f"the speed of '{net}' on one rank of '{machine.name}' is unknown",
+            hint="measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S",
+        )
     if lacking:
         raise BadInput(
             f"{' and '.join(lacking)} of the {machine.gpu} are not known, so the speed of "
             f"'{net}' cannot be predicted",
             hint=f"give them in the site file under `gpus: {machine.gpu}:`, or measure a short "
             "run: --calibrate RESULT.JSON, or --one IMAGES/S",
-        )
-    if machine.gpu == CPU:
-        measure = "measure it: give --calibrate RESULT.JSON of a short run, or --one IMAGES/S"
-        raise BadInput(
-            f"the speed of '{net}' on one rank of '{machine.name}' is unknown", hint=measure
         )
 
 
@@ -146,52 +131,35 @@ class OneGpuRow(NamedTuple):
     xla: bool
     rate: float
     part: float
-    source: str
+    source: str = ""
 
 
 @cache
 def one_gpu_rows() -> tuple[OneGpuRow, ...]:
-    """The single-GPU rows of facts/throughput.csv whose work is stated."""
-    return rows_of(facts.load("throughput")["records"])
-
-
-def rows_of(records: Iterable[Mapping[str, Any]]) -> tuple[OneGpuRow, ...]:
-    """Return the records that give one GPU's rate, as rows."""
-    rows = []
-    for record in records:
-        model, precision = model_of(record["model"]), precision_of(record.get("precision", "fp32"))
-        if record["gpus"] != 1 or not record.get("images_per_sec") or "unstated" in record:
-            continue
-        gpu = gpu_of(record["gpu"]) if model in names() and precision in PRECISIONS else None
-        machine = of_gpu(gpu, "pcie3", 1, 1, None) if gpu else None
-        if machine is None or machine.lacks(precision):
-            continue
-        size = record.get("sequence_length") or record.get("image_size")
-        net = network(model, int(size) if size else None)
-        batch = int(record["batch_per_gpu"]) if record.get("batch_per_gpu") else None
-        work = Workload(net, batch or USUAL_BATCH, precision)
-        rate = float(record["images_per_sec"])
-        rows.append(
-            OneGpuRow(
-                record["id"],
-                machine.gpu,
-                model,
-                net.height,
-                batch,
-                _units(precision),
-                record.get("framework", ""),
-                record.get("xla") == "true",
-                rate,
-                math.log(rate * roof(machine, work) / work.batch),
-                record["source"],
-            )
+    """The single-GPU rows of facts/throughput.csv, those that have a `part`."""
+    return tuple(
+        OneGpuRow(
+            row["id"],
+            row["gpu"],
+            row["model"],
+            int(
+                row.get("sequence_length") or row.get("image_size") or network(row["model"]).height
+            ),
+            int(row["batch_per_gpu"]) if "batch_per_gpu" in row else None,
+            units_of(row.get("precision", "fp32")),
+            row["framework"],
+            "xla" in row,
+            row["images_per_sec"],
+            row["part"],
         )
-    return tuple(rows)
+        for row in facts.load("throughput")["records"]
+        if "part" in row
+    )
 
 
 def roof(machine: Machine, work: Workload) -> float:
     """Seconds of a step at the hardware's peaks."""
-    peak = peak_of(machine, work.precision)
+    peak = machine.peak(work.precision)
     return roofline(work.net, work.batch, peak, machine.memory_rate, work.activation_bytes)
 
 
@@ -219,15 +187,15 @@ def reached(
     `framework` is its name, ` with XLA` behind it where XLA compiles.
     """
     of_network = [row for row in rows if row.model == work.net.name]
-    units = _units(work.precision)
-    same = [row for row in of_network if (row.gpu, row.precision) == (machine.gpu, units)]
+    joined = machine.gpu, units_of(work.precision)
+    same = [row for row in of_network if (row.gpu, row.precision) == joined]
     weights = [_weight(row, work, framework) for row in same]
     effects = facts.load("predict")["effects"] if effects is None else effects
     usual = expected(effects, machine.gpu, work.net, work.precision, framework)
-    total = sum(weights) + _EFFECTS
     mean = sum(weight * row.part for weight, row in zip(weights, same, strict=True))
-    nearest = max(zip(weights, same, strict=True), default=(0.0, None), key=lambda pair: pair[0])[1]
-    return ReachedPart((mean + _EFFECTS * usual) / total, nearest, bool(of_network))
+    nearest = same[weights.index(max(weights))] if same else None
+    part = (mean + _EFFECTS * usual) / (sum(weights) + _EFFECTS)
+    return ReachedPart(part, nearest, bool(of_network))
 
 
 def _weight(row: OneGpuRow, work: Workload, framework: str) -> float:
@@ -235,8 +203,7 @@ def _weight(row: OneGpuRow, work: Workload, framework: str) -> float:
     name, _, compiled = framework.partition(" ")
     kind = 1.0 if row.framework.startswith(name) else _OTHER
     kind *= 1.0 if row.xla == bool(compiled) else _XLA
-    area = 2 if work.net.channels else 1
-    far = area * math.log2(row.size / work.net.height)
+    far = (2 if work.net.channels else 1) * math.log2(row.size / work.net.height)
     if row.batch is None:
         return kind * _NO_BATCH * math.exp(-((far / _OCTAVES) ** 2) / 2)
     off = math.log2(row.batch / work.batch)
@@ -249,9 +216,9 @@ def expected(
 ) -> float:
     """The log of the part of the roofline by the effects of facts/predict.yaml."""
     total = float(effects["middle"])
-    for name, key in effect_keys(gpu, net, _units(precision), framework).items():
+    for name, key in effect_keys(gpu, net, units_of(precision), framework).items():
         total += effects[name].get(key, 0.0)
-    slope = effects["slope"].get(f"{gpu.partition('-')[0]} {_units(precision)}", 0.0)
+    slope = effects["slope"].get(f"{gpu.partition('-')[0]} {units_of(precision)}", 0.0)
     return total + float(slope) * (intensity(net) - float(effects["intensity"]))
 
 
@@ -276,27 +243,6 @@ def intensity(net: NetworkSums) -> float:
     return math.log(net.macs / net.moved)
 
 
-def _units(precision: str) -> str:
+def units_of(precision: str) -> str:
     """The units that compute in a precision: amp and fp16 use the same."""
     return "amp" if precision == "fp16" else precision
-
-
-def precision_of(text: str) -> str:
-    """One of PRECISIONS: `tf32/fp32` is tf32, `mixed ...` is amp; an unknown one stays as it is."""
-    known: dict[str, str] = facts.load("links")["precision_names"]
-    return known.get(re.split(r"[/ _(]", text.strip().lower())[0], text)
-
-
-def model_of(text: str) -> str:
-    """The network's own name for `ResNet-50`, `inception3` or however a source writes it."""
-    return _folded_names().get(_folded(text), text)
-
-
-@cache
-def _folded_names() -> dict[str, str]:
-    aliases: dict[str, str] = facts.load("links")["model_names"]
-    return {**{_folded(name): name for name in names()}, **aliases}
-
-
-def _folded(text: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", text.lower())

@@ -1,32 +1,28 @@
-"""A request to the model, checked on entry, and its answer: what other packages call.
+"""A request to the model, checked on entry, and the forecast that answers it.
 
-`answer(ScalingRequest(partition, "resnet50", gpus="1-32"))` gives a `Forecast`. A field declares
-its option of `hpcdl predict`, too. Everything a user can get wrong is one `BadInput` here; after it
-values are valid.
+`answer(ScalingRequest(partition, "resnet50", gpus="1-32"))` gives a `Forecast`: counts of GPUs, and
+the choices, fastest, cheapest, best below a loss. A field of the request declares its option of
+`hpcdl predict`, too. Everything a user can get wrong is one `BadInput` here; after it values are
+valid. Counts fill nodes: below one node any, above it whole nodes.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from hpcdl import facts
 from hpcdl.predict import rate, results
-from hpcdl.predict.forecast import (
-    IMAGENET_IMAGES,
-    TOKENS,
-    DataAmount,
-    Forecast,
-    PlanLimits,
-    expand,
-    forecast,
-)
-from hpcdl.predict.hardware import CPU, GIGA, NETWORK_HINT, Machine, of_partition, slowest
-from hpcdl.predict.network import NetworkSums, network
-from hpcdl.predict.parallel import ModelSplit
+from hpcdl.predict.hardware import CPU, GIGA, NETWORK_HINT, Machine, measured, of_partition
+from hpcdl.predict.network import FLOAT_BYTES, NetworkSums, kept_bytes, network
+from hpcdl.predict.rate import Calibration
 from hpcdl.predict.results import Exchange, MeasuredLoss, MeasuredRun
+from hpcdl.predict.split import ModelSplit, planned_bytes
 from hpcdl.predict.step import (
     ENDLESS,
     FORMS,
@@ -34,17 +30,27 @@ from hpcdl.predict.step import (
     PIPELINES,
     PRECISIONS,
     SYNTHETIC,
-    Feed,
     SharedCores,
+    StepTime,
     Workload,
     feed,
-    peak_of,
+    predict_step,
 )
 from hpcdl.system.declare import check, option
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import count_of
 
 if TYPE_CHECKING:
     from hpcdl.site import Partition
+
+MOST_GPUS = 65_536
+IMAGENET_IMAGES = 1_281_167
+TOKENS = 1e9
+"""Tokens of a transformer's epoch where nobody says how many."""
+_HOUR = 3600.0
+_SPLIT = "split it (--tensor, --pipeline-stages, --zero 3) or recompute (--checkpointing full)"
+_COUNTS = "write 8, 1,2,4 or a range 1-64"
+_RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?\Z")
 
 
 def _number(text: str, low: float, high: float, flag: str, metavar: str) -> float | None:
@@ -161,6 +167,128 @@ class ScalingRequest:
         return self.data != SYNTHETIC or bool(self.record_bytes or self.decode_rate)
 
 
+class ScalingPoint(NamedTuple):
+    """One count of GPUs; `low` and `high` bound images per second, eight times in ten.
+
+    `seconds` are those of the whole training: all epochs. `fits` is whether the batch is likely to
+    fit into the GPUs' memory, `beyond` whether the partition has fewer nodes.
+    """
+
+    step: StepTime
+    images_per_second: float
+    low: float
+    high: float
+    efficiency: float
+    seconds: float
+    beyond: bool
+    fits: bool
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.step.gpus
+
+    @property
+    def speedup(self) -> float:
+        """Speed-up over one GPU."""
+        return self.gpus * self.efficiency
+
+    @property
+    def gpu_hours(self) -> float:
+        """GPU-hours of the training."""
+        return self.gpus * self.seconds / _HOUR
+
+
+class Choices(NamedTuple):
+    """The recommended counts; None where no count meets the limits."""
+
+    fastest: ScalingPoint | None
+    cheapest: ScalingPoint | None
+    efficient: ScalingPoint | None
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Counts of GPUs, what they give, and what to take; `images` are those of an epoch.
+
+    `left_out` says why some counts of a range are not there, `found` what was used unasked.
+    """
+
+    request: ScalingRequest
+    machine: Machine
+    work: Workload
+    calibration: Calibration
+    images: float
+    points: tuple[ScalingPoint, ...]
+    left_out: str = ""
+    price: float | None = None
+    found: tuple[str, ...] = ()
+
+    @cached_property
+    def choices(self) -> Choices:
+        """Fastest: most images per second. Cheapest: fewest GPU-hours of those in time.
+
+        Efficient: the most GPUs whose loss is at most the limit. Counts that do not fit into
+        memory, and those beyond the partition, are never chosen.
+        """
+        real = [point for point in self.points if point.fits and not point.beyond]
+        most = _HOUR * (self.request.deadline_hours or math.inf)
+        timely = [point for point in real if point.seconds <= most]
+        thrifty = [point for point in real if point.efficiency >= 1 - self.request.loss]
+        return Choices(
+            max(real, key=lambda p: p.images_per_second, default=None),
+            min(timely, key=lambda p: (p.gpu_hours, p.gpus), default=None),
+            max(thrifty, key=lambda p: p.gpus, default=None),
+        )
+
+    def kilowatt_hours(self, point: ScalingPoint) -> float | None:
+        """Energy of the training's GPUs at most, where their power is published."""
+        watts = facts.load("gpus")["gpus"].get(self.machine.gpu, {}).get("tdp_w")
+        return None if watts is None else point.gpu_hours * float(watts) / 1000
+
+    def cost(self, point: ScalingPoint) -> float | None:
+        """Return the training's cost, None if a GPU-hour has no price."""
+        return None if self.price is None else point.gpu_hours * self.price
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return the caveats of the forecast."""
+        base, batch, plan, shared = (
+            self.calibration,
+            self.work.batch,
+            self.work.plan,
+            self.work.shared,
+        )
+        wide, node = plan.tensor if plan else 1, self.machine.per_node
+        notes = []
+        if base.batch != batch:
+            notes.append(
+                f"it was measured at batch {base.batch}; the same images/s are assumed at {batch}"
+            )
+        if not all(point.fits for point in self.points):
+            notes.append(self._memory_note)
+        if node % wide and wide % node:
+            notes.append(
+                f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: "
+                "that some of them work across nodes is not counted"
+            )
+        if shared:
+            notes.append(f"one machine emulates all nodes: ranks share its {shared.cores} cores")
+        return (*notes, *([self.left_out] if self.left_out else []))
+
+    @property
+    def _memory_note(self) -> str:
+        """Describe how much memory is missing on the fewest GPUs, and what would fit."""
+        gpus = min(point.gpus for point in self.points)
+        needs, has = memory_bytes(self.work, gpus), self.machine.memory
+        where = f" on {count_of(gpus, 'GPU')}" if self.work.plan else ""
+        return (
+            f"batch {self.work.batch} is not likely to fit{where}: it needs about "
+            f"{needs / GIGA:,.0f} GB, and the {self.machine.gpu} has {has / GIGA:g} GB; "
+            f"{smallest_that_fits(self.machine, self.work)}"
+        )
+
+
 def answer(request: ScalingRequest) -> Forecast:
     """The forecast that a request asks for.
 
@@ -168,54 +296,164 @@ def answer(request: ScalingRequest) -> Forecast:
         BadInput: an unknown name, a number out of bounds, a file that cannot be used, or nothing
             says how fast one GPU is.
     """
-    machine, work, calibration = prepare(request)
+    machine, work, base = prepare(request)
     counts, left_out = _counts(request, machine)
-    prediction = forecast(
-        machine,
-        work,
-        calibration,
-        counts,
-        data=_amount(request, work.net),
-        limits=PlanLimits(request.loss, request.deadline_hours),
-        measured=_measured(request, work),
-    )
-    return replace(
-        prediction, links=tuple(exchange.describe for exchange in request.links), left_out=left_out
-    )
+    images, runs = _images(request, work.net), _measured(request, work)
+    one = predict_step(machine, replace(work, plan=None), base.seconds, 1, 1)
+    # One GPU of the old pipeline waits, too: efficiency is then of a GPU that waits for nothing.
+    reference = one.seconds if work.feed.ahead else one.compute
+    ran_here = base.proof == "run" and base.batch >= work.batch
 
-
-def _amount(request: ScalingRequest, net: NetworkSums) -> DataAmount:
-    if request.tokens is not None and (net.channels or request.images):
-        raise BadInput(
-            f"--tokens are of a transformer without --images, and '{net.name}' has "
-            f"{'images' if net.channels else 'both'}",
-            hint="give --images alone",
+    def point(gpus: int) -> ScalingPoint:
+        nodes = max(1, gpus // machine.per_node)
+        ran = results.nearest(runs, gpus, nodes) if gpus > 1 else None
+        step = _step(machine, work, base, gpus, nodes, ran)
+        each_second = work.images_of(gpus) / step.seconds
+        low, high = _bounds(step, work, base, ran)
+        return ScalingPoint(
+            step,
+            each_second,
+            each_second * low,
+            each_second * high,
+            # A GPU that does not hold the whole network: the part of computing in a step.
+            (step.compute if work.plan else reference) / step.seconds,
+            request.epochs * images / each_second,
+            beyond=0 < machine.nodes < nodes,
+            # A run that had such a batch knows better; ranks on CPUs share the node's memory.
+            fits=machine.gpu == CPU or ran_here or memory_bytes(work, gpus) <= machine.memory,
         )
-    usual = IMAGENET_IMAGES if net.channels else (request.tokens or TOKENS) / net.height
-    return DataAmount(request.images or usual, request.epochs)
+
+    points = tuple(map(point, counts))
+    return Forecast(request, machine, work, base, images, points, left_out)
 
 
-def _measured(request: ScalingRequest, work: Workload) -> tuple[MeasuredLoss, ...]:
-    """Return the losses of runs of several ranks; a run of another training is refused."""
-    groups: dict[tuple[int, int], list[float]] = {}
-    for run in request.runs if request.result and not request.plan else ():
-        if run.training != request.runs[0].training:
-            what = "model, batch, precision, compression and image size"
+def _step(
+    machine: Machine,
+    work: Workload,
+    base: Calibration,
+    gpus: int,
+    nodes: int,
+    ran: MeasuredLoss | None,
+) -> StepTime:
+    """The step of a count of GPUs, its loss stretched by what the nearest runs here lost."""
+    step = predict_step(machine, work, base.seconds, gpus, nodes)
+    if ran is None:
+        return step
+    if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
+        step = step._replace(compute=min(step.compute, ran.middle))
+        return step.losing(ran.loss(step.compute))
+    theirs = predict_step(machine, work, base.seconds, ran.ranks, ran.nodes)
+    return step.losing(results.stretched(step.loss, ran.loss(theirs.compute), theirs.loss))
+
+
+def _bounds(
+    step: StepTime, work: Workload, base: Calibration, ran: MeasuredLoss | None
+) -> tuple[float, float]:
+    """Return factors on the rate: the true rate is between them eight times in ten.
+
+    Beside runs of several GPUs, only what the count adds to or takes from their loss is unsure.
+    """
+    if step.gpus == 1 or (work.plan and base.proof != "run"):
+        return base.low, base.high
+    kind = kind_of(step.nodes, real=work.feed is not ENDLESS)
+    if ran is None:
+        # Errors of one GPU's rate and of the loss are independent: their squares add up.
+        lows, highs = zip(factors(step.loss, kind), (base.low, base.high), strict=True)
+        low, high = (math.hypot(*map(math.log, pair)) for pair in (lows, highs))
+        return math.exp(-low), math.exp(high)
+    noise = math.exp(-ran.spread)
+    if (ran.ranks, ran.nodes) == (step.gpus, step.nodes):
+        return noise, 1 / noise
+    low, high = factors(abs(step.loss - ran.loss(step.compute)), kind)
+    return noise * low, high / noise
+
+
+def kind_of(nodes: int, *, real: bool) -> str:
+    """The kind of a row that has ranges of its own."""
+    return "across" if nodes > 1 else "real" if real else "within"
+
+
+def factors(loss: float, kind: str) -> tuple[float, float]:
+    """Return factors on a rate of that loss: the true rate is between them eight times in ten.
+
+    Errors grow with the loss, and a small one has some, too.
+    """
+    shipped = facts.load("predict")
+    scale = shipped["scale"]["least"] + shipped["scale"]["per_loss"] * max(0.0, loss)
+    row = shipped["ranges"][kind]
+    return math.exp(-row["high"] * scale), math.exp(-row["low"] * scale)
+
+
+def memory_bytes(work: Workload, gpus: int) -> float:
+    """About what a step keeps in each GPU's memory: activations, and the state of the weights.
+
+    Weights, gradients and momenta are float32; transformers have Adam's second moment, too.
+    """
+    net, element = work.net, work.activation_bytes
+    if work.plan:
+        return planned_bytes(net, work.plan, work.batch, gpus, element)
+    state = net.parameters * FLOAT_BYTES * (3 if net.channels else 4)
+    return state + kept_bytes(net, work.batch, element)
+
+
+def smallest_that_fits(machine: Machine, work: Workload) -> str:
+    """The fewest GPUs, or else the largest batch, that fit into the memory; or what to change."""
+    least = work.plan.gpus if work.plan else 1
+    for gpus in (least << power for power in range(17) if work.plan):
+        if gpus <= MOST_GPUS and memory_bytes(work, gpus) <= machine.memory:
+            return f"the smallest that would fit is {count_of(gpus, 'GPU')}"
+    one, two = (memory_bytes(replace(work, batch=batch), least) for batch in (1, 2))
+    fits = math.floor((machine.memory - one) / (two - one)) + 1
+    if fits > 0:
+        return f"the largest batch that fits is {fits}"
+    smaller = "take smaller images, or a GPU with more memory"
+    return f"no batch fits: {_SPLIT if work.net.shape.blocks else smaller}"
+
+
+# ---- counts of GPUs ----
+
+
+def expand(text: str, per_node: int, *, every: bool = False, replica: int = 1) -> tuple[int, ...]:
+    """Counts of GPUs from text such as `8`, `1,2,4` or `1-64`: those that fill nodes and replicas.
+
+    A range gives its doublings, its first and its last; with `every`, all of them. Other text, and
+    a count that fits nothing, is a `BadInput`.
+    """
+    counts: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.match(part.strip())
+        if not match:
+            raise BadInput(f"'{text[:60]}' is not a count of GPUs", hint=_COUNTS)
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not 1 <= first <= last <= MOST_GPUS:
             raise BadInput(
-                f"{run.origin} measured {run.described}, and {request.result} did not",
-                hint=f"give runs of the same {what}, or one run",
+                f"'{part}' is not between 1 and {MOST_GPUS} GPUs, in rising order", hint=_COUNTS
             )
-        if (run.model, run.batch) == (work.net.name, work.batch) and run.ranks > 1:
-            groups.setdefault((run.ranks, run.nodes), []).append(run.step)
-    return tuple(MeasuredLoss(*layout, tuple(seconds)) for layout, seconds in groups.items())
+        filling = [n for n in range(first, last + 1) if n <= per_node or n % per_node == 0]
+        if not filling:
+            down = first // per_node * per_node
+            raise BadInput(
+                f"'{part}' has no count that fills whole nodes of {per_node}",
+                hint=f"take {down} or {down + per_node}",
+            )
+        whole = [n for n in filling if n % replica == 0]
+        for n in whole:
+            unit = replica if replica > 1 else per_node if n >= per_node else 1
+            if every or n in (whole[0], whole[-1]) or (n // unit).bit_count() == 1:
+                counts.add(n)
+    if not counts:
+        raise BadInput(
+            f"none of these counts is a multiple of the {replica} GPUs of a replica",
+            hint=f"give --gpus {replica} or a multiple: tensor times stages",
+        )
+    return tuple(sorted(counts))
 
 
 def _counts(request: ScalingRequest, machine: Machine) -> tuple[tuple[int, ...], str]:
     """The counts of GPUs that are asked for, and why some are left out of a range."""
-    text, plan = request.gpus or f"1-{machine.per_node * machine.nodes}", request.plan
-    counts = expand(text, machine.per_node, every=request.every or plan is not None)
-    if plan:
-        counts = _replicas(counts, plan.gpus, every=request.every)
+    text = request.gpus or f"1-{machine.per_node * machine.nodes}"
+    replica = request.plan.gpus if request.plan else 1
+    counts = expand(text, machine.per_node, every=request.every, replica=replica)
     inside = tuple(count for count in counts if count <= machine.per_node)
     if machine.network is not None or inside == counts:
         return counts, ""
@@ -224,18 +462,10 @@ def _counts(request: ScalingRequest, machine: Machine) -> tuple[tuple[int, ...],
     return inside, f"more than one node is left out: the network is not known; {NETWORK_HINT}"
 
 
-def _replicas(counts: tuple[int, ...], one: int, *, every: bool) -> tuple[int, ...]:
-    """The counts that hold whole replicas of `one` GPUs: doublings and the last, or all."""
-    whole = [count for count in counts if count % one == 0]
-    if not whole:
-        raise BadInput(
-            f"none of these counts is a multiple of the {one} GPUs of a replica",
-            hint=f"give --gpus {one} or a multiple: tensor times stages",
-        )
-    return tuple(n for n in whole if every or (n // one).bit_count() == 1 or n == whole[-1])
+# ---- the machine and the training that a request means ----
 
 
-def prepare(request: ScalingRequest) -> tuple[Machine, Workload, rate.Calibration]:
+def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
     """The machine, the workload and one GPU's step that a request means."""
     check(request)
     if request.plan:
@@ -247,16 +477,35 @@ def prepare(request: ScalingRequest) -> tuple[Machine, Workload, rate.Calibratio
     run = request.runs[0] if request.result else None
     work = _workload(request, run, machine)
     if run:
-        base = rate.from_result(run, work.batch)
-    elif request.images_per_second is not None:
-        known = machine.gpu != CPU and not machine.lacks(work.precision)
-        peak = peak_of(machine, work.precision) if known else math.inf
-        base = rate.from_images_per_second(request.images_per_second, work, peak)
-    elif work.plan:
-        base = rate.from_plan(machine, work)
-    else:
-        base = rate.from_rows(machine, work)
-    return machine, work, base
+        return machine, work, rate.from_result(run, work.batch)
+    if request.images_per_second is not None:
+        return machine, work, rate.from_images_per_second(request.images_per_second, work)
+    return machine, work, rate.from_facts(machine, work)
+
+
+def _check_together(request: ScalingRequest) -> None:
+    """Refuse values that exclude each other."""
+    feeding = {"storage": request.storage_gbs is not None, "pipeline": request.pipeline != "new"}
+    unfed = next((what for what, given in feeding.items() if given and not request.real), "")
+    for wrong, message, hint in (
+        (
+            request.result and request.images_per_second is not None,
+            "a run and a stated rate both give the speed of one GPU",
+            "give --calibrate or --one, not both",
+        ),
+        (
+            unfed,
+            f"synthetic data need no {unfed}",
+            "give --data imagenet, or --record-size and --decode-rate, as well",
+        ),
+        (
+            request.plan and (request.form != FORMS[0] or request.real),
+            "a split transformer exchanges in its own form, and reads no images",
+            "leave out --form and --data; --zero 3 is FSDP",
+        ),
+    ):
+        if wrong:
+            raise BadInput(message, hint=hint)
 
 
 def _with_links(request: ScalingRequest, machine: Machine) -> Machine:
@@ -270,53 +519,12 @@ def _with_links(request: ScalingRequest, machine: Machine) -> Machine:
             once = "give one result of an all-reduce check, or --link or --network"
             raise BadInput(f"the links {name} are given twice", hint=once)
     for exchange in request.links:
-        machine = results.fitted(machine, exchange)
-    link, between = machine.inside, machine.network or slowest()
+        machine = results.with_exchange(machine, exchange)
     if request.link_gbs is not None:
-        link = replace(link, bandwidth=request.link_gbs * GIGA, measured=True)
-        machine = replace(machine, inside=link)
+        machine = replace(machine, inside=measured(machine.inside, request.link_gbs * GIGA))
     if request.network_gbs is not None:
-        between = replace(between, bandwidth=request.network_gbs * GIGA, measured=True)
-        machine = replace(machine, network=between)
+        machine = replace(machine, network=measured(machine.network, request.network_gbs * GIGA))
     return machine
-
-
-def _check_together(request: ScalingRequest) -> None:
-    """Refuse values that exclude each other."""
-    if request.result and request.images_per_second is not None:
-        raise BadInput(
-            "a run and a stated rate both give the speed of one GPU",
-            hint="give --calibrate or --one, not both",
-        )
-    for given, what in (
-        (request.storage_gbs is not None, "storage"),
-        (request.pipeline != "new", "pipeline"),
-    ):
-        if given and not request.real:
-            raise BadInput(
-                f"synthetic data need no {what}",
-                hint="give --data imagenet, or --record-size and --decode-rate, as well",
-            )
-
-
-def _precision(request: ScalingRequest, run: MeasuredRun | None, machine: Machine) -> str:
-    """As asked, else as in the run, else what float32 is on that GPU."""
-    # bf16 runs on the units of fp16, and its gradients stay float32: amp to the model.
-    asked = "amp" if request.precision == "bf16" else request.precision
-    if run is None:
-        return asked or ("amp" if request.plan else results.usual_precision(machine.compute))
-    measured = results.trained_precision(run.precision, machine.compute, compress=run.compress)
-    if asked and not results.alike(asked, measured):
-        raise _other(run, f"the precision '{measured}', not '{asked}'", "precision")
-    return asked or measured
-
-
-def _other(run: MeasuredRun, measured: str, what: str) -> BadInput:
-    """A run of something else than is asked."""
-    return BadInput(
-        f"{run.origin} measured {measured}",
-        hint=f"leave --{what} out, or calibrate by a run of that {what}",
-    )
 
 
 def _workload(request: ScalingRequest, run: MeasuredRun | None, machine: Machine) -> Workload:
@@ -332,35 +540,70 @@ def _workload(request: ScalingRequest, run: MeasuredRun | None, machine: Machine
     net = network(model, request.size or (run.size if run else None))
     if request.plan:
         request.plan.check(net)
-        _check_split(request)
-    shared = None
-    if request.cores and run:
-        shared = SharedCores(request.cores, run.cpus, run.ranks)
+    fed = ENDLESS
+    if request.real:
+        fed = feed(
+            machine,
+            net,
+            (request.storage_gbs or 0) * GIGA or None,
+            ahead=request.pipeline == "new",
+            record_bytes=request.record_bytes,
+            decode_rate=request.decode_rate,
+        )
     return Workload(
         net,
         request.batch or (run.batch if run else 1 if request.plan else rate.USUAL_BATCH),
         _precision(request, run, machine),
         request.form,
-        _feed(request, machine, net) if request.real else ENDLESS,
-        plan=request.plan,
-        shared=shared,
+        fed,
+        request.plan,
+        SharedCores(request.cores, run.cpus, run.ranks) if request.cores and run else None,
     )
 
 
-def _feed(request: ScalingRequest, machine: Machine, net: NetworkSums) -> Feed:
-    return feed(
-        machine,
-        net,
-        (request.storage_gbs or 0) * GIGA or None,
-        ahead=request.pipeline == "new",
-        record_bytes=request.record_bytes,
-        decode_rate=request.decode_rate,
+def _precision(request: ScalingRequest, run: MeasuredRun | None, machine: Machine) -> str:
+    """As asked, else as in the run, else what float32 is on that GPU."""
+    # bf16 runs on the units of fp16, and its gradients stay float32: amp to the model.
+    asked = "amp" if request.precision == "bf16" else request.precision
+    if run is None:
+        usual = "amp" if request.plan else "fp32"
+        return asked or results.trained_precision(usual, machine.compute)
+    found = results.trained_precision(run.precision, machine.compute, compress=run.compress)
+    if asked and not results.alike(asked, found):
+        raise _other(run, f"the precision '{found}', not '{asked}'", "precision")
+    return asked or found
+
+
+def _other(run: MeasuredRun, found: str, what: str) -> BadInput:
+    """A run of something else than is asked."""
+    return BadInput(
+        f"{run.origin} measured {found}",
+        hint=f"leave --{what} out, or calibrate by a run of that {what}",
     )
 
 
-def _check_split(request: ScalingRequest) -> None:
-    if request.form != FORMS[0] or request.real:
+def _images(request: ScalingRequest, net: NetworkSums) -> float:
+    """Images (sequences) of an epoch."""
+    if request.tokens is not None and (net.channels or request.images):
         raise BadInput(
-            "a split transformer exchanges in its own form, and reads no images",
-            hint="leave out --form and --data; --zero 3 is FSDP",
+            f"--tokens are of a transformer without --images, and '{net.name}' has "
+            f"{'images' if net.channels else 'both'}",
+            hint="give --images alone",
         )
+    usual = IMAGENET_IMAGES if net.channels else (request.tokens or TOKENS) / net.height
+    return request.images or usual
+
+
+def _measured(request: ScalingRequest, work: Workload) -> Sequence[MeasuredLoss]:
+    """Return the losses of runs of several ranks; a run of another training is refused."""
+    groups: dict[tuple[int, int], list[float]] = {}
+    for run in request.runs if request.result and not request.plan else ():
+        if run.training != request.runs[0].training:
+            what = "model, batch, precision, compression and image size"
+            raise BadInput(
+                f"{run.origin} measured {run.described}, and {request.result} did not",
+                hint=f"give runs of the same {what}, or one run",
+            )
+        if (run.model, run.batch) == (work.net.name, work.batch) and run.ranks > 1:
+            groups.setdefault((run.ranks, run.nodes), []).append(run.step)
+    return [MeasuredLoss(*layout, tuple(seconds)) for layout, seconds in groups.items()]

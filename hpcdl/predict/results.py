@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
-from hpcdl.predict.allreduce import allreduce
-from hpcdl.predict.hardware import CPU, GIGA, Link, Machine, gpu_of, slowest
+from hpcdl.predict.hardware import CPU, GIGA, Machine, measured
 from hpcdl.results.records import RESULT, at
+from hpcdl.site.gpu_models import model_of_type
 from hpcdl.system.errors import BadInput
 
 _TF32_SINCE = 8.0  # compute capability from which TensorFlow multiplies fp32 as TF32
@@ -29,7 +29,6 @@ _LONGEST_NAME = 200
 _LARGEST_SIZE = 1_000_000
 _OWN_PHASES = ("compute", "update", "other")
 _MOST_GBS = 1e6
-_LEAST_LATENCY = 1e-9
 _SPREAD, _AS_IF = 0.03, 2
 """What two runs of the same job usually differ by, as a part, and how many runs that is worth."""
 _EIGHT_OF_TEN = NormalDist().inv_cdf(0.9)
@@ -47,8 +46,8 @@ class Place(NamedTuple):
     """
 
     partition: str
-    gpu: str
-    on_cpu: bool
+    gpu: str = ""
+    on_cpu: bool = False
 
 
 def place_of(value: dict[str, Any]) -> Place:
@@ -80,25 +79,18 @@ def same_machine(found: MeasuredRun | Exchange, machine: Machine) -> None:
             hint="leave --partition out, or calibrate by a run of that partition",
         )
     # A run on the very partition is of its GPUs where it used none: emulated ones are none.
-    elsewhere = "" if place.partition else place.gpu or (CPU if place.on_cpu else "")
-    gpu = _known_gpu(place.gpu) or elsewhere
+    gpu = model_of_type(place.gpu) or place.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    if not (gpu or place.partition) and place.on_cpu:
+        gpu = CPU
+    names: tuple[str, ...] = (gpu, machine.gpu)
     # Within a partition drivers do not always tell the cards of a kind apart.
-    same = gpu == machine.gpu
-    if place.partition or gpu.partition("-")[2] == "":
-        same = gpu.partition("-")[0] == machine.gpu.partition("-")[0]
-    if gpu and not same:
+    if place.partition or "-" not in gpu:
+        names = tuple(name.replace("-", " ").partition(" ")[0] for name in names)
+    if gpu and names[0] != names[1]:
         raise BadInput(
             f"{found.origin} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
             hint="calibrate by a run of that partition",
         )
-
-
-def _known_gpu(text: str) -> str | None:
-    """The GPU that a driver names; its generation where the name fits several."""
-    try:
-        return gpu_of(text)
-    except BadInput:
-        return text.removeprefix("NVIDIA ").removeprefix("Tesla ").partition(" ")[0]
 
 
 # ---- runs ----
@@ -175,21 +167,17 @@ def read_result(path: Path) -> MeasuredRun:
     )
 
 
-def usual_precision(compute: str | None) -> str:
-    """Return the precision of float32 on a GPU of a compute capability (none: a CPU)."""
-    return "tf32" if compute and float(compute) >= _TF32_SINCE else "fp32"
-
-
 def trained_precision(name: str, compute: str | None, *, compress: bool = False) -> str:
     """The model's name for a run of `hpcdl train --precision NAME` on a GPU.
 
-    A precision that no run has is a `BadInput`.
+    `compute` is its compute capability, None of a CPU. A precision that no run has is a `BadInput`.
     """
     if name not in WORDS:
         raise BadInput(f"unknown precision '{name[:40]}'", hint=f"it is {', '.join(WORDS)}")
     if name in _MIXED:
         return "fp16" if compress else "amp"
-    return "tf32" if name == "tf32" else usual_precision(compute)
+    multiplied = bool(compute) and float(compute or 0) >= _TF32_SINCE
+    return "tf32" if name == "tf32" or multiplied else "fp32"
 
 
 def alike(one: str, other: str) -> bool:
@@ -238,48 +226,30 @@ def nearest(known: Sequence[MeasuredLoss], ranks: int, nodes: int) -> MeasuredLo
     )
 
 
-def stretched(loss: float, measured: float, theirs: float) -> float:
+def stretched(loss: float, there: float, theirs: float) -> float:
     """The model's loss of a count, by what runs of another lost and it said of them (`theirs`).
 
     Where the model predicts nearly no loss, what was measured is added instead of stretched.
     """
     if theirs < _LEAST_LOSS:
-        return max(0.0, loss + measured - theirs)
-    return loss * min(measured / theirs, _MOST_STRETCHED)
+        return max(0.0, loss + there - theirs)
+    return loss * min(there / theirs, _MOST_STRETCHED)
 
 
 # ---- all-reduce checks ----
 
 
-@dataclass(frozen=True)
-class Exchange:
-    """An all-reduce check: seconds by bytes, in rising order, of nodes with `local` ranks each.
+class Exchange(NamedTuple):
+    """An all-reduce check of nodes with `local` ranks each, and the file that says so.
 
-    `origin` is the file that says so; `steady`: its small messages show the link's latency, which
-    those of Horovod do not, as its cycle is longer than that.
+    `rate` is the bus bandwidth of large messages in bytes per second.
     """
 
     origin: str
     place: Place
     nodes: int
     local: int
-    times: tuple[tuple[int, float], ...]
-    steady: bool
-
-    @property
-    def rate(self) -> float:
-        """Bus bandwidth of large messages in bytes per second."""
-        (size, seconds), ranks = self.slope, self.nodes * self.local
-        return size / seconds * 2 * (ranks - 1) / ranks
-
-    @property
-    def slope(self) -> tuple[float, float]:
-        """Bytes that the largest message has more than the next, and seconds that it takes more.
-
-        In their ratio what every message costs cancels out.
-        """
-        (small, short), (large, long) = ((0, 0.0), *self.times)[-2:]
-        return large - small, long - short
+    rate: float
 
     @property
     def describe(self) -> str:
@@ -297,8 +267,8 @@ def is_exchange(value: dict[str, Any]) -> bool:
 def read_exchange(path: Path) -> Exchange:
     """Read the result.json of an all-reduce check; one that measured nothing is a `BadInput`."""
     try:
-        value = read_sound(path, "layout.hosts", "versions.strategy", "summary.bus_gbs")
-        hosts, steady = value["layout"]["hosts"], value["versions"]["strategy"] != "horovod"
+        value = read_sound(path, "layout.hosts", "summary.bus_gbs")
+        hosts = value["layout"]["hosts"]
         rates = [(int(size), gbs) for size, gbs in value["summary"]["bus_gbs"].items()]
     except ValueError as fault:
         raise BadInput(f"{path} is not the result of an all-reduce check") from fault
@@ -310,46 +280,30 @@ def read_exchange(path: Path) -> Exchange:
     counts = {hosts.count(host) for host in hosts}
     if len(counts) > 1:
         raise BadInput(f"{path} had more ranks on some nodes than on others")
-    times = times_of(rates, len(hosts))
-    exchange = Exchange(str(path), place_of(value), len(set(hosts)), counts.pop(), times, steady)
-    if exchange.slope[1] <= 0:
+    rate = bus_rate(rates)
+    if rate is None:
         raise BadInput(
             f"{path}: its largest message took no longer than the next",
             hint="measure larger ones: python -m hpcdl.measure.allreduce --sizes BYTES,...",
         )
-    return exchange
+    return Exchange(str(path), place_of(value), len(set(hosts)), counts.pop(), rate)
 
 
-def times_of(rates: Iterable[tuple[int, float]], ranks: int) -> tuple[tuple[int, float], ...]:
-    """Seconds by bytes of messages whose bus bandwidth in GB/s is known; in rising order."""
-    passes = 2 * (ranks - 1) / ranks
-    return tuple((size, size / (gbs * GIGA) * passes) for size, gbs in sorted(rates))
+def bus_rate(rates: Iterable[tuple[int, float]]) -> float | None:
+    """The bus bandwidth in bytes per second by those of messages: bytes, and GB/s.
+
+    It is that of what the largest message has more than the next: what every message costs, such
+    as Horovod's cycle, cancels out. None where the largest took no longer.
+    """
+    times = [(0, 0.0), *((size, size / (gbs * GIGA)) for size, gbs in sorted(rates))]
+    (small, short), (large, long) = times[-2:]
+    return (large - small) / (long - short) if long > short else None
 
 
-def fitted(machine: Machine, found: Exchange) -> Machine:
-    """The machine with a link by which messages take as long as those of the check took."""
-
-    def put(one: Link) -> Machine:
-        return replace(machine, network=one) if found.nodes > 1 else replace(machine, inside=one)
-
-    link = machine.inside
-    if found.nodes > 1:
-        # A ring between nodes passes within them, too, so those links are no slower.
-        rate = max(link.bandwidth, found.rate)
-        machine = replace(machine, inside=replace(link, bandwidth=rate))
-        link = machine.network or slowest()
-    link = replace(
-        link,
-        name=f"{link.name}, measured {found.rate / GIGA:.3g} GB/s",
-        bandwidth=found.rate,
-        measured=True,
-    )
-    if not found.steady or len(found.times) < 2:
-        return put(link)
-    size, seconds = found.times[0]
-    none, one = (
-        [line.seconds(size) for line in allreduce(put(trial), found.local, found.nodes)]
-        for trial in (replace(link, latency=at) for at in (0.0, 1.0))
-    )
-    fits = ((seconds - a) / (b - a) for a, b in zip(none, one, strict=True))
-    return put(replace(link, latency=max(_LEAST_LATENCY, *fits)))
+def with_exchange(machine: Machine, found: Exchange) -> Machine:
+    """The machine with the link that a check measured."""
+    if found.nodes == 1:
+        return replace(machine, inside=measured(machine.inside, found.rate))
+    # A ring between nodes passes within them, too, so those links are no slower.
+    inside = machine.inside._replace(bandwidth=max(machine.inside.bandwidth, found.rate))
+    return replace(machine, inside=inside, network=measured(machine.network, found.rate))

@@ -1,42 +1,38 @@
 """One synchronous training step of N GPUs, from one GPU's step: the scaling model itself.
 
-    step = t1 x (1 + a x E[largest of N normal deviates]       waiting for the slowest rank
-                   + b x all-reduce without overlap / t1       what back-propagation does not hide
-                   + c x what the pace of the input costs / t1)
+    step = t1 x (1 + a x log2 N)               waiting for the slowest of N ranks
+         + b x all-reduce without overlap      what back-propagation does not hide
+         + what the pace of the input costs
 
-t1 is one GPU's step; the three numbers a, b, c are fitted by `python -m tools.validate`.
+t1 is one GPU's step; the two numbers a and b are fitted by `python -m tools.validate`.
 
-Forms: `horovod`, `ddp` and `replicated` (an all-reduce beside back-propagation), `fsdp` (sharded:
-weights gathered twice, gradients scattered), `parameter_server` (gradients to host memory, weights
-back), `no_overlap` (one all-reduce after back-propagation: `tf.distribute`, CNTK). Of several
-passes (`accumulation`) the last one exchanges.
+Forms: `horovod` and `ddp` (an all-reduce beside back-propagation), `parameter_server` (gradients
+to host memory, weights back), `no_overlap` (one all-reduce after back-propagation:
+`tf.distribute`, CNTK). Sharded transformers are split ones (split.py).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from statistics import NormalDist
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpcdl import facts
-from hpcdl.predict.allreduce import allreduce, parameter_server
-from hpcdl.predict.hardware import Machine
+from hpcdl.predict.hardware import Machine, allreduce, parameter_server
 from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, NetworkSums
-from hpcdl.predict.parallel import ModelSplit, SplitWork, split_step, utilisation
+from hpcdl.predict.split import ModelSplit, SplitWork, split_step, utilisation
 
-FORMS = ("horovod", "ddp", "fsdp", "replicated", "parameter_server", "no_overlap")
+FORMS = ("horovod", "ddp", "parameter_server", "no_overlap")
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
 SYNTHETIC, IMAGENET = "synthetic", "imagenet"
 PIPELINES = ("new", "old")
+STRAGGLERS, COMMUNICATION, INPUT = "stragglers", "communication", "input"
 _LIMITS = 0.05
 """A loss limits a step where it is more than this part of it."""
 
 
-@dataclass(frozen=True)
-class Feed:
+class Feed(NamedTuple):
     """The input: images per second of a node's cores (`decode`) and of the whole storage.
 
     `buffer` is the number of batches between input and computing. `one_core` is what a core makes;
@@ -50,18 +46,12 @@ class Feed:
     one_core: float = math.inf
     ahead: bool = True
 
-    def wait(self, unfed: float, batch: int, gpus: int, nodes: int, weight: float) -> float:
-        """Seconds by which input makes a step of `unfed` seconds longer; `batch` per GPU.
-
-        Decoding counts by `weight`, as it was learned; storage as it is given.
-        """
+    def wait(self, unfed: float, batch: int, gpus: int, nodes: int) -> float:
+        """Seconds by which input makes a step of `unfed` seconds longer; `batch` per GPU."""
         if not self.ahead:
             return batch * (1 / self.one_core + gpus / self.storage)
-        decoding, reading = (
-            unfed / pace(gpus * batch / unfed, supply, self.buffer) - unfed
-            for supply in (self.decode * nodes, self.storage)
-        )
-        return max(weight * decoding, reading)
+        supply = min(self.decode * nodes, self.storage)
+        return unfed / pace(gpus * batch / unfed, supply, self.buffer) - unfed
 
 
 ENDLESS = Feed(math.inf, math.inf, 2)
@@ -108,11 +98,10 @@ def pace(demand: float, supply: float, buffer: int) -> float:
 
 
 class ScalingLaw(NamedTuple):
-    """The three numbers of the law, see facts/predict.yaml."""
+    """The two numbers of the law, see facts/predict.yaml."""
 
     straggler: float
     exchange: float
-    input: float
 
 
 def scaling_law() -> ScalingLaw:
@@ -120,8 +109,7 @@ def scaling_law() -> ScalingLaw:
     return ScalingLaw(**facts.load("predict")["law"])
 
 
-@dataclass(frozen=True)
-class SharedCores:
+class SharedCores(NamedTuple):
     """Cores of one machine that emulates all nodes, where every rank keeps `cpus` busy.
 
     One GPU's step was measured among `ranks`.
@@ -149,20 +137,14 @@ class Workload:
     precision: str = "fp32"
     form: str = "horovod"
     feed: Feed = ENDLESS
-    accumulation: int = 1
     plan: ModelSplit | None = None
     shared: SharedCores | None = None
 
     def images_of(self, gpus: int) -> int:
         """Images (sequences) of a step of `gpus` GPUs."""
         if self.plan is None:
-            return gpus * self.images
+            return gpus * self.batch
         return gpus // self.plan.gpus * self.batch * self.plan.micro_batches
-
-    @property
-    def images(self) -> int:
-        """Images (sequences) of one GPU per exchange."""
-        return self.batch * self.accumulation
 
     @property
     def activation_bytes(self) -> int:
@@ -172,33 +154,38 @@ class Workload:
     @property
     def gradient_bytes(self) -> int:
         """Bytes of a gradient on the link: mixed precision keeps float32 gradients."""
-        half = self.precision == "fp16" or (self.precision == "amp" and self.form == "fsdp")
-        return HALF_BYTES if half else FLOAT_BYTES
+        return HALF_BYTES if self.precision == "fp16" else FLOAT_BYTES
+
+    def split_on(self, machine: Machine) -> SplitWork:
+        """Return what the GPUs of a split training compute and exchange."""
+        return SplitWork(
+            machine,
+            self.net,
+            self.batch,
+            machine.peak(self.precision),
+            self.activation_bytes,
+            self.gradient_bytes,
+            utilisation(machine.gpu, self.plan or ModelSplit())["part"],
+        )
 
 
-@dataclass(frozen=True)
-class StepTime:
+class StepTime(NamedTuple):
     """A predicted step of `gpus` GPUs on `nodes` nodes; seconds.
 
-    The parts add up to `seconds`: computing of the mean rank, waiting for the slowest one,
-    exposed communication, waiting for input, and `losses` that only a split step has.
-    `latency_part` is the share of start-up costs in the time of all messages.
+    It is the computing of the mean rank and `losses` by name. Start-up costs are more than half of
+    the time of all messages where `latency_bound`.
     """
 
     gpus: int
     nodes: int
     compute: float
-    straggler: float
-    communication: float
-    input_wait: float
-    latency_part: float
-    losses: Mapping[str, float] = field(default_factory=dict)
+    losses: Mapping[str, float]
+    latency_bound: bool = False
 
     @property
     def seconds(self) -> float:
         """Seconds of the step."""
-        waits = self.straggler + self.communication + self.input_wait
-        return self.compute + waits + sum(self.losses.values())
+        return self.compute + sum(self.losses.values())
 
     @property
     def loss(self) -> float:
@@ -208,79 +195,39 @@ class StepTime:
     @property
     def limit(self) -> str:
         """Return what limits the step: compute, or the largest loss if above 5 % of the step."""
-        losses = {
-            "input": self.input_wait,
-            "latency" if self.latency_part > 0.5 else "communication": self.communication,
-            "stragglers": self.straggler,
-            **self.losses,
-        }
-        worst = max(losses, key=lambda name: losses[name])
-        return worst if losses[worst] > _LIMITS * self.seconds else "compute"
+        worst = max(self.losses, key=lambda name: self.losses[name])
+        if self.losses[worst] <= _LIMITS * self.seconds:
+            return "compute"
+        return "latency" if worst == COMMUNICATION and self.latency_bound else worst
+
+    def losing(self, loss: float) -> StepTime:
+        """The step with another loss in logarithms, its parts in proportion."""
+        now, then = self.seconds - self.compute, self.compute * math.expm1(loss)
+        if now <= 0:
+            return self._replace(losses={**self.losses, STRAGGLERS: then})
+        return self._replace(losses={name: part * then / now for name, part in self.losses.items()})
 
 
-def peak_of(machine: Machine, precision: str) -> float:
-    """Peak operations per second of a GPU in a precision."""
-    fp32, tf32, half = machine.flops
-    return {"fp32": fp32, "tf32": tf32}.get(precision, half)
-
-
-@lru_cache(maxsize=8192)
-def largest_of(ranks: int) -> float:
-    """Expected largest of `ranks` standard normal deviates (Blom 1958); 0 for one."""
-    return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
-
-
-def predict_step(
-    machine: Machine,
-    work: Workload,
-    one: float,
-    gpus: int,
-    nodes: int,
-    law: ScalingLaw | None = None,
-) -> StepTime:
+def predict_step(machine: Machine, work: Workload, one: float, gpus: int, nodes: int) -> StepTime:
     """The step of `gpus` GPUs spread evenly over `nodes` nodes; one GPU's pass takes `one`."""
-    law = law or scaling_law()
+    law, compute, exposed = scaling_law(), one, 1.0
     if work.plan:
-        split = split_work(machine, work)
+        split = work.split_on(machine)
         paced = replace(split, pace=one / split.alone(work.plan))
-        whole, sent, losses = split_step(paced, work.plan, gpus)
-        return StepTime(gpus, nodes, whole, 0.0, sent, 0.0, 0.0, losses)
-    compute = one * work.accumulation
+        compute, losses = split_step(paced, work.plan, gpus)
+        losses[STRAGGLERS] = compute * law.straggler * math.log2(gpus)
+        return StepTime(gpus, nodes, compute, losses)
     if work.shared:  # nothing hides the exchange: it needs the cores that compute
         compute *= work.shared.stretch(gpus)
+    elif work.form != "no_overlap":
+        exposed = law.exchange
     whole, transfer = exchange_seconds(machine, work, max(1, gpus // nodes), nodes)
-    hidden = work.form != "no_overlap" and not work.shared
-    return StepTime(
-        gpus,
-        nodes,
-        compute,
-        straggler=compute * law.straggler * largest_of(gpus),
-        communication=(law.exchange if hidden else 1.0) * whole,
-        input_wait=work.feed.wait(compute, work.images, gpus, nodes, law.input),
-        latency_part=1 - transfer / whole if whole else 0.0,
-    )
-
-
-def split_work(machine: Machine, work: Workload) -> SplitWork:
-    """Return what the GPUs of a split training compute and exchange."""
-    return SplitWork(
-        machine,
-        work.net,
-        work.batch,
-        peak_of(machine, work.precision),
-        work.activation_bytes,
-        work.gradient_bytes,
-        utilisation(machine.gpu, work.plan or ModelSplit())["part"],
-    )
-
-
-def lengthened(step: StepTime, loss: float) -> StepTime:
-    """The step with another loss in logarithms, its parts in proportion."""
-    now, then = step.seconds - step.compute, step.compute * math.expm1(loss)
-    if now <= 0:
-        return replace(step, straggler=then)
-    parts = ("straggler", "communication", "input_wait")
-    return replace(step, **{name: getattr(step, name) * then / now for name in parts})
+    losses = {
+        INPUT: work.feed.wait(compute, work.batch, gpus, nodes),
+        COMMUNICATION: exposed * whole,
+        STRAGGLERS: compute * law.straggler * math.log2(gpus),
+    }
+    return StepTime(gpus, nodes, compute, losses, latency_bound=2 * transfer < whole)
 
 
 def exchange_seconds(
@@ -295,6 +242,4 @@ def exchange_seconds(
         transfer = 2 * cost.rate * size
         return transfer + 2 * work.net.tensors * cost.latency, transfer
     cost = min(allreduce(machine, local, nodes), key=lambda line: line.seconds(size))
-    # Three halves of an all-reduce a pass: weights are gathered twice, gradients scattered.
-    times = 1.5 * work.accumulation if work.form == "fsdp" else 1.0
-    return times * cost.seconds(size), times * cost.rate * size
+    return cost.seconds(size), cost.rate * size

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from hpcdl import facts
 from hpcdl.predict.hardware import usual_link
-from hpcdl.predict.results import Exchange, Place, times_of
+from hpcdl.predict.results import Exchange, Place, bus_rate
 from hpcdl.regress.references import fingerprint, read_references, site_file
 from hpcdl.site import Partition, Site
 
@@ -86,13 +86,6 @@ def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exch
             continue
         nodes, local = int(match["nodes"]), int(match["local"])
         rates = [(sizes[row.metric], row.value) for row in group if row.metric in sizes]
-        exchange = Exchange(
-            origin=str(path),
-            place=Place(partition.name, gpu="", on_cpu=False),
-            nodes=nodes,
-            local=local,
-            times=times_of(rates, nodes * local),
-            steady=strategy != "horovod",
-        )
-        if nodes * local > 1 and exchange.times and exchange.slope[1] > 0:
-            yield exchange
+        rate = bus_rate(rates) if rates else None
+        if nodes * local > 1 and rate:
+            yield Exchange(str(path), Place(partition.name), nodes, local, rate)

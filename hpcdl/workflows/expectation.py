@@ -35,8 +35,7 @@ from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch,
 from hpcdl.train.options import steps_of as planned_steps
 
 if TYPE_CHECKING:
-    from hpcdl.predict.forecast import Forecast
-    from hpcdl.predict.request import ScalingRequest
+    from hpcdl.predict.request import Forecast, ScalingRequest
     from hpcdl.predict.results import Exchange
 
 MARGIN = 0.05

@@ -5,19 +5,20 @@ from dataclasses import replace
 import pytest
 
 from hpcdl import facts
-from hpcdl.predict.hardware import gpu_of, network_link, of_gpu, of_partition, usual_link
+from hpcdl.predict.hardware import network_link, of_gpu, of_partition, usual_link
 from hpcdl.predict.network import names, network, roofline
-from hpcdl.predict.rate import from_rows, one_gpu_rows, reached
+from hpcdl.predict.rate import from_facts, one_gpu_rows, reached
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.step import Workload
-from hpcdl.site.gpu_models import gpu_named
+from hpcdl.site.gpu_models import gpu_named, model_of_type
 from hpcdl.system.errors import BadInput
+from tools.published import gpu_of
 
 GPUS = ("K80", "P100-PCIe", "V100-SXM2", "A100-SXM4-80GB", "H100-SXM5", "T4")
 
 
 def machine(gpu):
-    return of_gpu(gpu, usual_link(gpu_named(gpu)), 32, 2, network_link("infiniband", 100))
+    return of_gpu(gpu, usual_link(gpu_named(gpu)), 32, network_link("infiniband", 100), 2)
 
 
 def usual(gpu):
@@ -26,7 +27,7 @@ def usual(gpu):
 
 def rate(gpu, model, batch, precision=None, form="horovod"):
     work = Workload(network(model), batch, precision or usual(gpu), form)
-    return batch / from_rows(machine(gpu), work).seconds
+    return batch / from_facts(machine(gpu), work).seconds
 
 
 @pytest.mark.parametrize(
@@ -53,6 +54,7 @@ def rate(gpu, model, batch, precision=None, form="horovod"):
 )
 def test_a_gpu_is_the_row_whose_whole_name_is_said(text, meant):
     assert gpu_of(text) == meant
+    assert model_of_type(text) == meant or text.endswith("die)")
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_the_rate_has_no_jump_from_one_batch_to_the_next(gpu):
 def test_the_rate_has_no_jump_between_sizes():
     for size in range(64, 512):
         here, there = (Workload(network("resnet50", edge), 64, "tf32") for edge in (size, size + 1))
-        seconds = [from_rows(machine("A100-SXM4-40GB"), work).seconds for work in (here, there)]
+        seconds = [from_facts(machine("A100-SXM4-40GB"), work).seconds for work in (here, there)]
         assert 1 < seconds[1] / seconds[0] < 1.05
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from hpcdl import facts
 from tools import language, validate
-from tools.published import errors, form_of, machine_of, pairs, records, rows
+from tools.published import errors, form_of, machine_of, pairs, rows
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def off(found, losses):
 def test_rows_of_a_source_that_was_left_out_are_met(law_pairs, losses):
     found = off(law_pairs, losses)
     assert found.rows > 900
-    assert found.median <= 0.037
-    assert found.ninetieth <= 0.16
+    assert found.median <= 0.034
+    assert found.ninetieth <= 0.155
 
 
 def test_the_law_beats_the_constant_one_overall(law_pairs, losses):
@@ -35,14 +35,14 @@ def test_the_law_beats_the_constant_one_overall(law_pairs, losses):
         math.log((1 + 0.03 * math.log2(p.gpus[0])) / (1 + 0.03 * math.log2(p.gpus[1])))
         for p in law_pairs
     ]
-    assert off(law_pairs, losses).median < 0.85 * off(law_pairs, simple).median
+    assert off(law_pairs, losses).median < 0.76 * off(law_pairs, simple).median
     assert off(law_pairs, losses).ninetieth < off(law_pairs, simple).ninetieth
 
 
 def test_three_quarters_or_more_lie_in_the_range_of_eight_in_ten(law_pairs, losses):
     parts = validate._ranges_left_out(law_pairs, losses)
     assert 0.75 <= parts["all"] <= 0.85
-    assert all(0.7 <= part <= 0.9 for part in parts.values())
+    assert all(0.75 <= part <= 0.87 for part in parts.values())
 
 
 def test_what_is_shipped_is_what_is_fitted(law_pairs, losses):
@@ -50,8 +50,7 @@ def test_what_is_shipped_is_what_is_fitted(law_pairs, losses):
     fitted = validate.fit_law(law_pairs)
     assert tuple(shipped["law"].values()) == pytest.approx(fitted, abs=0.001)
     assert shipped["ranges"] == validate.ranges_of(law_pairs, losses)
-    single = validate.rows_of(record for record in records() if not validate.unstated(record))
-    assert shipped["effects"] == validate.fit_effects(single)
+    assert shipped["effects"] == validate.fit_effects(validate.single_rows())
     assert shipped["utilisation"] == language.fitted()
 
 
@@ -80,8 +79,8 @@ def test_every_row_of_several_gpus_is_compared_or_has_a_reason():
         ("tf.distribute", "no_overlap"),
         ("multi_gpu wrapper, CPU", "no_overlap"),
         ("ddp", "ddp"),
-        ("fsdp", "fsdp"),
         ("replicated (no NCCL)", "parameter_server"),
+        ("replicated", "horovod"),
         ("horovod", "horovod"),
     ],
 )
@@ -112,8 +111,10 @@ def test_an_unknown_host_has_the_links_that_its_row_names(words, link, network):
 def test_language_models_are_as_near_as_the_docs_say():
     known = language.rows()
     found = language.grouped(language.left_out(known))
-    assert errors(found[" all with fused attention"]).median < 0.09
-    assert errors(found[" all with fused attention"]).ninetieth < 0.23
+    assert errors(found[" all with fused attention"]).median < 0.094
+    assert errors(found[" all with fused attention"]).ninetieth < 0.25
+    kept = errors([off for row, off in language.left_out(known) if not row.late])
+    assert (kept.rows, kept.median < 0.09, kept.ninetieth < 0.25) == (463, True, True)
     memory = language.memory_errors(known)
     assert errors(memory["activations"]).ninetieth < 0.05
     assert len(memory["in all"]) == 116

@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hpcdl.predict.forecast import expand
 from hpcdl.predict.network import network
-from hpcdl.predict.request import ScalingRequest, answer
+from hpcdl.predict.request import ScalingRequest, answer, expand
 from hpcdl.predict.results import trained_precision
 from hpcdl.predict.step import IMAGENET, SharedCores
 from hpcdl.system.errors import BadInput

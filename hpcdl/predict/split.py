@@ -6,9 +6,8 @@
 Of equal stages that is (m + (p - 1) / v) stages, 1F1B with its bubble (Narayanan et al. 2021, arXiv
 2104.04473). Matrices reach a learned part of the GPU's peak; all else moves what a block keeps
 twice, and twice that backwards. Tensor parallelism adds two all-reduces each way, a recomputed
-block two more, sequence parallelism another gathering. Beside plain attention nothing hides them,
-as in Megatron-LM until 2022; software with FlashAttention hides a part of them and of the exchange
-of gradients, and what is hidden slows the computing that hides it.
+block two more, sequence parallelism another gathering. Of these and of the exchange computing hides
+a part, one number for each (facts/links.yaml).
 
 Activations of a block by Korthikanti et al. (2022, arXiv 2205.05198, equations 1 to 6): with
 nothing recomputed s b h (34 + 5 a s / h) bytes in half precision. Tensor parallelism shards
@@ -19,11 +18,9 @@ arXiv 1910.02054): stages of ZeRO shard the optimizer's, then gradients, then we
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from hpcdl import facts
-from hpcdl.predict.allreduce import allreduce
-from hpcdl.predict.hardware import Machine
+from hpcdl.predict.hardware import Machine, allreduce
 from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, NetworkSums
 from hpcdl.system.declare import option
 from hpcdl.system.errors import BadInput
@@ -106,14 +103,9 @@ class ModelSplit:
                 f"give --pipeline-stages {shape.blocks} at most",
             ),
             (
-                self.interleave > 1 and self.stages < 2,
-                "only stages of a pipeline are virtual stages",
-                "give --pipeline-stages as well, or leave out --interleave",
-            ),
-            (
-                shape.blocks and self.interleave > 1 and shape.blocks % pieces,
+                self.interleave > 1 and (self.stages < 2 or shape.blocks % pieces),
                 f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline",
-                f"stages times --interleave is a divisor of {shape.blocks}",
+                f"--pipeline-stages times --interleave is a divisor of {shape.blocks}",
             ),
         )
         for wrong, message, hint in faults:
@@ -225,19 +217,16 @@ class SplitWork:
         scores = every - kept(net, plan, self.batch, self.element, "selective")
         core = self._seconds(2.0 * net.shape.hidden * net.height**2, scores, plan)
         forward = self._seconds(net.shape.block_macs(net.height), every, plan)
-        # Of what is kept, selective checkpointing computes a part of all but the matrices again.
-        light = _known("overlap", plan)["selective"] * self._seconds(0.0, every, plan)
-        again = {"none": 0.0, "selective": light + core, "full": forward}
+        again = {"none": 0.0, "selective": core, "full": forward}
         # Fused attention computes its scores, half of its core, with every backward pass.
         usual = core / 2 if plan.fused else 0.0
         return forward + usual / 3, again[plan.checkpointing]
 
     def output(self, plan: ModelSplit) -> float:
         """Seconds of the output layer, both passes; its logits are float32."""
-        logits = FLOAT_BYTES * self.net.height * self.batch * self.net.shape.vocabulary
-        return 3 * self._seconds(
-            float(self.net.height * self.net.shape.table), logits / plan.tensor, plan
-        )
+        words = self.net.height * self.net.shape.vocabulary
+        logits = FLOAT_BYTES * self.batch * words / plan.tensor
+        return 3 * self._seconds(float(words * self.net.shape.hidden), logits, plan)
 
     def _seconds(self, macs: float, size: float, plan: ModelSplit) -> float:
         """Seconds of a sequence's multiply-adds, and of writing and reading `size` bytes."""
@@ -252,8 +241,7 @@ class SplitWork:
             local = min(plan.tensor, machine.per_node)
             links = allreduce(machine, local, -(-plan.tensor // local))
             times = 4 + 2 * (plan.checkpointing == "full") + plan.sequence
-            shown = 1.0 if plan.tensor > local else 1 - _known("overlap", plan)["tensor"]
-            reduced = shown * times * min(line.seconds(size) for line in links)
+            reduced = _exposed("tensor") * times * min(line.seconds(size) for line in links)
         if plan.stages > 1:
             within = plan.gpus <= machine.per_node
             link, share = (machine.inside, 1) if within else (machine.between, machine.per_node)
@@ -261,10 +249,25 @@ class SplitWork:
             sent = 2 * plan.interleave * one
         return reduced, sent
 
+    def exchanged(self, plan: ModelSplit, replicas: int) -> float:
+        """Seconds that exchanging gradients, and with FSDP weights, adds to a step."""
+        if replicas < 2:
+            return 0.0
+        # Replicas lie side by side in a node, and the groups of a node share its network.
+        local = min(replicas, max(1, self.machine.per_node // plan.tensor))
+        nodes = -(-replicas // local)
+        groups = max(1, self.machine.per_node // local) if nodes > 1 else 1
+        rate = groups * min(line.rate for line in allreduce(self.machine, local, nodes))
+        # FSDP gathers weights in both passes of every micro-batch, and scatters gradients.
+        size = 1.5 * HALF_BYTES * plan.micro_batches if plan.zero > 2 else float(self.gradient)
+        return _exposed("exchange") * rate * stage_parameters(self.net, plan) * size
+
 
 def utilisation(gpu: str, plan: ModelSplit) -> dict[str, float]:
     """The part of its peak that a GPU's matrices reach, and the likely range of a rate."""
-    known: dict[str, dict[str, float]] = _known("utilisation", plan)
+    known: dict[str, dict[str, float]] = facts.load("predict")["utilisation"][
+        "fused" if plan.fused else "plain"
+    ]
     return known.get(family(gpu), known["other"])
 
 
@@ -273,19 +276,16 @@ def family(gpu: str) -> str:
     return gpu.partition("-")[0].replace("H200", "H100")
 
 
-def _known(what: str, plan: ModelSplit) -> dict[str, Any]:
-    """Return the facts on software with the plan's kind of attention."""
-    name = "links" if what == "overlap" else "predict"
-    known: dict[str, Any] = facts.load(name)[what]["fused" if plan.fused else "plain"]
-    return known
+def _exposed(what: str) -> float:
+    """The part of an exchange that computing does not hide."""
+    part: float = facts.load("links")["exposed"][what]
+    return part
 
 
-def split_step(
-    work: SplitWork, plan: ModelSplit, gpus: int
-) -> tuple[float, float, dict[str, float]]:
+def split_step(work: SplitWork, plan: ModelSplit, gpus: int) -> tuple[float, dict[str, float]]:
     """Seconds of a step of `gpus` GPUs in as many replicas as there are.
 
-    Computing without what is computed again, exchange, and other losses by name.
+    Computing without what is computed again, and what is lost, by name.
     """
     blocks, (most, ends) = work.net.shape.blocks, plan.blocks(work.net)
     (forward, again), (reduced, sends) = work.block(plan), work.passed(plan)
@@ -297,39 +297,10 @@ def split_step(
     passing = plan.micro_batches * slowest + (every - slowest) / plan.interleave
     weights = stage_parameters(work.net, plan) / (replicas if plan.zero else 1)
     update = work.pace * _UPDATE * weights / work.machine.memory_rate
-    return (
-        share * (3 * blocks * forward + output) + update,
-        _exchange(work, plan, replicas, blocks * forward),
-        {
-            "recomputing": share * blocks * again,
-            "tensor": share * blocks * reduced,
-            "bubble": passing - share * every,
-            "stages": plan.micro_batches * sends,
-        },
-    )
-
-
-def _exchange(work: SplitWork, plan: ModelSplit, replicas: int, forward: float) -> float:
-    """Seconds that exchanging gradients, and with FSDP weights, adds to a step.
-
-    A part of the passes over a replica's last micro-batch can hide it, of FSDP every one.
-    """
-    if replicas < 2:
-        return 0.0
-    # Replicas lie side by side in a node, and the groups of a node share its network.
-    local = min(replicas, max(1, work.machine.per_node // plan.tensor))
-    nodes = -(-replicas // local)
-    groups = max(1, work.machine.per_node // local) if nodes > 1 else 1
-    rate = groups * min(line.rate for line in allreduce(work.machine, local, nodes))
-    whole, blocks = rate * stage_parameters(work.net, plan), work.net.shape.blocks
-    overlap, passes, times = _known("overlap", plan), 2 * forward / plan.stages, 1
-    if plan.zero > 2:
-        whole, passes, times = 1.5 * whole * HALF_BYTES, 1.5 * passes, plan.micro_batches
-    elif plan.fused and plan.zero:  # gradients are scattered, and weights gathered
-        whole, passes = whole * (work.gradient + HALF_BYTES) / 2, 1.5 * passes
-    else:
-        whole *= work.gradient
-    if not plan.fused and plan.zero < 3 and plan.stages > 1:
-        return whole
-    shown: float = max(whole / blocks, times * (whole - overlap["exchange"] * passes))
-    return shown + float(overlap["contention"] * times * min(whole, passes))
+    return share * (3 * blocks * forward + output) + update, {
+        "communication": work.exchanged(plan, replicas),
+        "recomputing": share * blocks * again,
+        "tensor": share * blocks * reduced,
+        "bubble": passing - share * every,
+        "stages": plan.micro_batches * sends,
+    }
