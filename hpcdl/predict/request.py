@@ -433,7 +433,7 @@ def expand(text: str, per_node: int, *, every: bool = False, replica: int = 1) -
         if not filling:
             down = first // per_node * per_node
             raise BadInput(
-                f"'{part}' has no count that fills whole nodes of {per_node}",
+                f"{part.strip()} GPUs do not fill whole nodes of {per_node}",
                 hint=f"take {down} or {down + per_node}",
             )
         whole = [n for n in filling if n % replica == 0]

@@ -223,7 +223,7 @@ def test_counts_fill_nodes(text, per_node, counts):
     [
         ("is not a count of GPUs", ["", "x", "-4", "1-", "1e3", "1;2", "\u0661", "1 2", "1-6 4"]),
         ("is not between 1 and 65536 GPUs", ["0", "3-1", "70000"]),
-        ("fills whole nodes of 4: take 4 or 8", ["6", "5-7"]),
+        ("fill whole nodes of 4: take 4 or 8", ["6", "5-7"]),
     ],
 )
 def test_a_count_that_is_none_is_refused(said, texts):
