@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcdl import facts
 from hpcdl.predict import rate, results
 from hpcdl.predict.hardware import CPU, GIGA, NETWORK_HINT, Machine, measured, of_partition
-from hpcdl.predict.network import FLOAT_BYTES, NetworkSums, kept_bytes, network
+from hpcdl.predict.network import NetworkSums, network
 from hpcdl.predict.rate import Calibration
 from hpcdl.predict.results import Exchange, MeasuredLoss, MeasuredRun
-from hpcdl.predict.split import ModelSplit, planned_bytes
+from hpcdl.predict.split import ModelSplit
 from hpcdl.predict.step import (
     ENDLESS,
     FORMS,
@@ -36,7 +36,7 @@ from hpcdl.predict.step import (
     feed,
     predict_step,
 )
-from hpcdl.system.declare import check, option
+from hpcdl.system.declare import SWITCH, check, choice, number, option, whole
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import count_of
 
@@ -49,16 +49,9 @@ TOKENS = 1e9
 """Tokens of a transformer's epoch where nobody says how many."""
 _HOUR = 3600.0
 _SPLIT = "split it (--tensor, --pipeline-stages, --zero 3) or recompute (--checkpointing full)"
+_GBS = number(1e-4, 1e5)
 _COUNTS = "write 8, 1,2,4 or a range 1-64"
 _RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?\Z")
-
-
-def _number(text: str, low: float, high: float, flag: str, metavar: str) -> float | None:
-    """An option that is a number of at least `low` and at most `high`."""
-    found: float | None = option(
-        text, None, type="number", minimum=low, maximum=high, flag=flag, metavar=metavar
-    )
-    return found
 
 
 @dataclass(frozen=True)
@@ -77,69 +70,65 @@ class ScalingRequest:
 
     partition: Partition
     model: str | None = option("the network, such as resnet50", None, type="string")
-    gpus: str | None = option(
-        "8, 1,2,4 or 1-64 (default: all)", None, type="string", metavar="COUNTS"
-    )
-    batch: int | None = option(
-        "images per GPU and step (64)", None, type="integer", minimum=1, maximum=65_536
-    )
+    gpus: str | None = option("8, 1,2,4 or 1-64 (all)", None, type="string", metavar="COUNTS")
+    batch: int | None = option("images per GPU and step (64)", None, **whole(1, 65_536))
     precision: str | None = option(
         "fp32, tf32, amp, bf16 or fp16 (default: tf32 on A100 and newer, else fp32)",
         None,
-        type="string",
-        enum=[*PRECISIONS, "bf16"],
+        **choice(*PRECISIONS, "bf16"),
     )
-    form: str = option(", ".join(FORMS), "horovod", type="string", enum=list(FORMS))
-    data: str = option(
-        "synthetic (default) or imagenet", SYNTHETIC, type="string", enum=[SYNTHETIC, IMAGENET]
-    )
+    form: str = option(", ".join(FORMS), FORMS[0], **choice(*FORMS))
+    data: str = option("synthetic (default) or imagenet", SYNTHETIC, **choice(SYNTHETIC, IMAGENET))
     pipeline: str = option(
-        "new (default), or old: without prefetching", "new", type="string", enum=list(PIPELINES)
+        "new (default), or old: without prefetching", "new", **choice(*PIPELINES)
     )
-    storage_gbs: float | None = _number(
-        "file system read bandwidth", 1e-6, 1e6, "--storage", "GB/S"
+    storage_gbs: float | None = option(
+        "file system read bandwidth", None, flag="--storage", metavar="GB/S", **number(1e-6, 1e6)
     )
-    record_bytes: float | None = _number(
-        "bytes of an image's file (115129, ImageNet)", 1, 1e12, "--record-size", "BYTES"
+    record_bytes: float | None = option(
+        "bytes of an image's file (115129)",
+        None,
+        flag="--record-size",
+        metavar="BYTES",
+        **number(1, 1e12),
     )
-    decode_rate: float | None = _number(
-        "images that a CPU core decodes per second", 1e-4, 1e9, "--decode-rate", "IMAGES/S"
+    decode_rate: float | None = option(
+        "images that a core decodes per second", None, metavar="IMAGES/S", **number(1e-4, 1e9)
     )
-    images: float | None = _number(
-        "images (sequences) per epoch (1281167, ImageNet)", 1, 1e13, "--images", "N"
+    images: float | None = option(
+        "images (sequences) per epoch (1281167, ImageNet)", None, metavar="N", **number(1, 1e13)
     )
-    tokens: float | None = _number(
-        "tokens per epoch of a transformer (1e9)", 1, 1e16, "--tokens", "N"
+    tokens: float | None = option(
+        "tokens per epoch of a transformer (1e9)", None, metavar="N", **number(1, 1e16)
     )
-    epochs: int = option("epochs (1)", 1, type="integer", minimum=1, maximum=1_000_000)
+    epochs: int = option("epochs (1)", 1, **whole(1, 1_000_000))
     loss: float = option(
         "largest loss of efficiency, for the largest efficient count (10)",
         0.1,
-        type="number",
-        minimum=0,
-        maximum=99,
         metavar="PERCENT",
         read=lambda percent: percent / 100,
         write=lambda part: 100 * part,
+        **number(0, 99),
     )
-    deadline_hours: float | None = _number(
-        "time limit of the training, for `cheapest`", 1e-3, 1e6, "--deadline", "HOURS"
+    deadline_hours: float | None = option(
+        "time limit of the training, for `cheapest`",
+        None,
+        flag="--deadline",
+        metavar="HOURS",
+        **number(1e-3, 1e6),
     )
-    every: bool = option("also counts between the doublings", False, type="boolean")
-    images_per_second: float | None = _number("rate of one GPU", 1e-4, 1e9, "--one", "IMAGES/S")
-    link_gbs: float | None = _number(
-        "all-reduce bus bandwidth measured within a node", 1e-4, 1e5, "--link", "GB/S"
+    every: bool = option("also counts between the doublings", False, **SWITCH)
+    images_per_second: float | None = option(
+        "rate of one GPU", None, flag="--one", metavar="IMAGES/S", **number(1e-4, 1e9)
     )
-    network_gbs: float | None = _number(
-        "all-reduce bus bandwidth measured between nodes", 1e-4, 1e5, "--network", "GB/S"
+    link_gbs: float | None = option(
+        "all-reduce bandwidth within a node", None, flag="--link", metavar="GB/S", **_GBS
+    )
+    network_gbs: float | None = option(
+        "all-reduce bandwidth between nodes", None, flag="--network", metavar="GB/S", **_GBS
     )
     size: int | None = option(
-        "edge of the images, or tokens of a sequence (the network's own)",
-        None,
-        type="integer",
-        minimum=8,
-        maximum=1_000_000,
-        metavar="PIXELS",
+        "edge of the images, or tokens of a sequence", None, metavar="PIXELS", **whole(8, 1_000_000)
     )
     result: Path | None = None
     repeats: tuple[Path, ...] = ()
@@ -253,17 +242,13 @@ class Forecast:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return the caveats of the forecast."""
-        base, batch, plan, shared = (
-            self.calibration,
-            self.work.batch,
-            self.work.plan,
-            self.work.shared,
-        )
-        wide, node = plan.tensor if plan else 1, self.machine.per_node
+        work, measured_at = self.work, self.calibration.batch
+        wide, node = work.plan.tensor if work.plan else 1, self.machine.per_node
         notes = []
-        if base.batch != batch:
+        if measured_at != work.batch:
             notes.append(
-                f"it was measured at batch {base.batch}; the same images/s are assumed at {batch}"
+                f"it was measured at batch {measured_at}; the same images/s are assumed at "
+                f"{work.batch}"
             )
         if not all(point.fits for point in self.points):
             notes.append(self._memory_note)
@@ -272,15 +257,16 @@ class Forecast:
                 f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: "
                 "that some of them work across nodes is not counted"
             )
-        if shared:
-            notes.append(f"one machine emulates all nodes: ranks share its {shared.cores} cores")
+        if work.shared:
+            cores = work.shared.cores
+            notes.append(f"one machine emulates all nodes: ranks share its {cores} cores")
         return (*notes, *([self.left_out] if self.left_out else []))
 
     @property
     def _memory_note(self) -> str:
         """Describe how much memory is missing on the fewest GPUs, and what would fit."""
         gpus = min(point.gpus for point in self.points)
-        needs, has = memory_bytes(self.work, gpus), self.machine.memory
+        needs, has = self.work.memory_bytes(gpus), self.machine.memory
         where = f" on {count_of(gpus, 'GPU')}" if self.work.plan else ""
         return (
             f"batch {self.work.batch} is not likely to fit{where}: it needs about "
@@ -320,7 +306,7 @@ def answer(request: ScalingRequest) -> Forecast:
             request.epochs * images / each_second,
             beyond=0 < machine.nodes < nodes,
             # A run that had such a batch knows better; ranks on CPUs share the node's memory.
-            fits=machine.gpu == CPU or ran_here or memory_bytes(work, gpus) <= machine.memory,
+            fits=machine.gpu == CPU or ran_here or work.memory_bytes(gpus) <= machine.memory,
         )
 
     points = tuple(map(point, counts))
@@ -384,25 +370,13 @@ def factors(loss: float, kind: str) -> tuple[float, float]:
     return math.exp(-row["high"] * scale), math.exp(-row["low"] * scale)
 
 
-def memory_bytes(work: Workload, gpus: int) -> float:
-    """About what a step keeps in each GPU's memory: activations, and the state of the weights.
-
-    Weights, gradients and momenta are float32; transformers have Adam's second moment, too.
-    """
-    net, element = work.net, work.activation_bytes
-    if work.plan:
-        return planned_bytes(net, work.plan, work.batch, gpus, element)
-    state = net.parameters * FLOAT_BYTES * (3 if net.channels else 4)
-    return state + kept_bytes(net, work.batch, element)
-
-
 def smallest_that_fits(machine: Machine, work: Workload) -> str:
     """The fewest GPUs, or else the largest batch, that fit into the memory; or what to change."""
     least = work.plan.gpus if work.plan else 1
     for gpus in (least << power for power in range(17) if work.plan):
-        if gpus <= MOST_GPUS and memory_bytes(work, gpus) <= machine.memory:
+        if gpus <= MOST_GPUS and work.memory_bytes(gpus) <= machine.memory:
             return f"the smallest that would fit is {count_of(gpus, 'GPU')}"
-    one, two = (memory_bytes(replace(work, batch=batch), least) for batch in (1, 2))
+    one, two = (replace(work, batch=batch).memory_bytes(least) for batch in (1, 2))
     fits = math.floor((machine.memory - one) / (two - one)) + 1
     if fits > 0:
         return f"the largest batch that fits is {fits}"

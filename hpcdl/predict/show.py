@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.predict.hardware import CPU, GIGA
-from hpcdl.predict.request import Forecast, ScalingPoint, memory_bytes, smallest_that_fits
+from hpcdl.predict.request import Forecast, ScalingPoint, smallest_that_fits
 from hpcdl.predict.step import Workload
 from hpcdl.system.figures import write_figure
 from hpcdl.system.text import count_of, table
@@ -151,7 +151,7 @@ def _cells(found: Forecast, point: ScalingPoint) -> dict[str, str]:
         part = operations / found.machine.peak(work.precision)
         cells["tokens/s/GPU"] = _rate(each * work.net.height)
         cells["TFLOP/s/GPU"] = f"{operations / 1e12:.0f} ({part:.0%})"
-    memory = memory_bytes(work, point.gpus) / GIGA
+    memory = work.memory_bytes(point.gpus) / GIGA
     cells["GB/GPU"] = "-" if found.machine.gpu == CPU else f"{memory:.0f}"
     cells["GB/GPU"] += "" if point.fits else " too much"
     return {
@@ -218,7 +218,7 @@ def _data(found: Forecast) -> dict[str, Any]:
         "links": [link.describe for link in request.links],
         "used": list(found.found),
         "notes": list(found.notes),
-        "memory_gb_per_gpu": memory_bytes(work, found.points[0].gpus) / GIGA,
+        "memory_gb_per_gpu": work.memory_bytes(found.points[0].gpus) / GIGA,
         "points": [_point_data(found, point) for point in found.points],
         "choices": {
             "fastest": choices.fastest and choices.fastest.gpus,

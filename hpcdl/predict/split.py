@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from hpcdl import facts
 from hpcdl.predict.hardware import Machine, allreduce
 from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, NetworkSums
-from hpcdl.system.declare import option
+from hpcdl.system.declare import SWITCH, choice, option, whole
 from hpcdl.system.errors import BadInput
 
 _MOST_PARTS = 100_000
@@ -32,8 +32,8 @@ _UPDATE = 34.0  # bytes that clipping and Adam move of a weight: 5 x 4 read, 3 x
 
 
 def _parts(text: str, flag: str = "") -> int:
-    found: int = option(text, 1, type="integer", minimum=1, maximum=_MOST_PARTS, flag=flag)
-    return found
+    parts: int = option(text, 1, flag=flag, **whole(1, _MOST_PARTS))
+    return parts
 
 
 @dataclass(frozen=True)
@@ -54,33 +54,22 @@ class ModelSplit:
     interleave: int = _parts("virtual stages of a pipeline per GPU (1)")
     micro_batches: int = _parts("micro-batches of a step, each of --batch (4 per stage, else 1)")
     sequence: bool = option(
-        "share layer norms and dropout, too", False, type="boolean", flag="--sequence-parallel"
+        "share layer norms and dropout, too", False, flag="--sequence-parallel", **SWITCH
     )
-    zero: int = option(
-        "ZeRO: 1, 2, or 3 as FSDP (0)",
-        0,
-        type="integer",
-        minimum=0,
-        maximum=3,
-        metavar="STAGE",
-    )
+    zero: int = option("ZeRO: 1, 2, or 3 as FSDP (0)", 0, metavar="STAGE", **whole(0, 3))
     checkpointing: str = option(
         "recompute none (default), selective (attention) or full blocks",
-        "none",
-        type="string",
-        enum=list(CHECKPOINTING),
+        CHECKPOINTING[0],
+        **choice(*CHECKPOINTING),
     )
     fused: bool = option(
         "fused attention",
         True,
-        type="boolean",
         flag=None,
         constants={
-            "--plain-attention": (
-                False,
-                "attention that keeps its scores (default: fused, FlashAttention)",
-            )
+            "--plain-attention": (False, "attention that keeps its scores (default: fused)")
         },
+        **SWITCH,
     )
 
     def check(self, net: NetworkSums) -> None:

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from hpcdl import facts
 from hpcdl.predict.hardware import Machine, allreduce, parameter_server
-from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, NetworkSums
-from hpcdl.predict.split import ModelSplit, SplitWork, split_step, utilisation
+from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, NetworkSums, kept_bytes
+from hpcdl.predict.split import ModelSplit, SplitWork, planned_bytes, split_step, utilisation
 
 FORMS = ("horovod", "ddp", "parameter_server", "no_overlap")
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
@@ -155,6 +155,17 @@ class Workload:
     def gradient_bytes(self) -> int:
         """Bytes of a gradient on the link: mixed precision keeps float32 gradients."""
         return HALF_BYTES if self.precision == "fp16" else FLOAT_BYTES
+
+    def memory_bytes(self, gpus: int) -> float:
+        """About what a step keeps in each GPU's memory: activations, and the state of the weights.
+
+        Weights, gradients and momenta are float32; transformers have Adam's second moment, too.
+        """
+        net, element = self.net, self.activation_bytes
+        if self.plan:
+            return planned_bytes(net, self.plan, self.batch, gpus, element)
+        state = net.parameters * FLOAT_BYTES * (3 if net.channels else 4)
+        return state + kept_bytes(net, self.batch, element)
 
     def split_on(self, machine: Machine) -> SplitWork:
         """Return what the GPUs of a split training compute and exchange."""

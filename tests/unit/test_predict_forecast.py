@@ -11,7 +11,7 @@ import pytest
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.network import kept_bytes, network
 from hpcdl.predict.rate import one_gpu_rows
-from hpcdl.predict.request import ScalingRequest, answer, expand, memory_bytes
+from hpcdl.predict.request import ScalingRequest, answer, expand
 from hpcdl.predict.results import read_result
 from hpcdl.predict.show import forecast_text, write_plot
 from hpcdl.predict.split import ModelSplit
@@ -499,7 +499,7 @@ def test_a_comparison_that_cannot_be_made_is_refused(hpcdl, words, says):
 
 
 def test_the_state_of_the_weights_needs_memory():
-    assert memory_bytes(Workload(network("mpt_7b", 2048), 1, "amp", "ddp"), 8) > 6.6e9 * 16
+    assert Workload(network("mpt_7b", 2048), 1, "amp", "ddp").memory_bytes(8) > 6.6e9 * 16
 
 
 def test_cores_that_slurm_keeps_for_the_system_decode_no_images(p100):

@@ -6,7 +6,7 @@ import pytest
 
 from hpcdl.predict.hardware import Link, of_partition
 from hpcdl.predict.network import HALF_BYTES, network
-from hpcdl.predict.request import ScalingRequest, answer, memory_bytes
+from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.show import forecast_text
 from hpcdl.predict.split import ModelSplit, activation_bytes, kept, split_step, state_bytes
 from hpcdl.predict.step import Workload
@@ -154,7 +154,7 @@ def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100):
         plan=ModelSplit(zero=3, checkpointing="full"),
     )
     found = answer(asked)
-    assert [memory_bytes(found.work, n) <= 80e9 for n in (8, 16)] == [False, True]
+    assert [found.work.memory_bytes(n) <= 80e9 for n in (8, 16)] == [False, True]
     assert found.points[0].gpu_hours < found.points[1].gpu_hours
     assert found.choices.cheapest == found.points[1]
     assert answer(replace(asked, gpus="8")).choices.cheapest is None
