@@ -13,8 +13,8 @@ from os import getpid
 from pathlib import Path
 
 from hpcdl.cluster.identity import place
-from hpcdl.cluster.model import ProcessId
 from hpcdl.cluster.processes import alive, identify
+from hpcdl.cluster.shape import ProcessId
 from hpcdl.cluster.teardown import down
 
 _PREFIX = "hpcdl-t-"

@@ -92,7 +92,7 @@ def _request_of(args: argparse.Namespace) -> CheckRequest:
 
 def _shown(status: StatusLine) -> Progress:
     """Return the function that updates the status line while checks run."""
-    from hpcdl.regress.show import progress_line
+    from hpcdl.regress.check_text import progress_line
 
     def progress(directory: RunDirectory) -> None:
         text, key = progress_line(directory)
@@ -199,9 +199,9 @@ def _settings(args: argparse.Namespace) -> ExitCode:
 )
 def _run(args: argparse.Namespace) -> ExitCode:
     """Run checks on the cluster and print a verdict for each."""
+    from hpcdl.regress.check_text import gate_text, outcome_text
     from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.regress.runner import as_data, run_checks
-    from hpcdl.regress.show import gate_text, outcome_text
     from hpcdl.system.text import StatusLine
 
     require_reframe()
@@ -384,8 +384,8 @@ def _references(args: argparse.Namespace) -> ExitCode:
 def _propose(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
+    from hpcdl.regress.check_text import proposals_text
     from hpcdl.regress.propose import propose, write
-    from hpcdl.regress.show import proposals_text
 
     site = the_site(args)
     drafts = propose(site, modules(site, args), args.partition, args.name)
@@ -402,9 +402,9 @@ def _propose(args: argparse.Namespace) -> ExitCode:
 def _measure(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
+    from hpcdl.regress.check_text import references_text
     from hpcdl.regress.propose import covered, measure
     from hpcdl.regress.reframe_adapter.process import require_reframe
-    from hpcdl.regress.show import references_text
     from hpcdl.system.text import StatusLine
 
     require_reframe()
@@ -427,8 +427,8 @@ def _measure(args: argparse.Namespace) -> ExitCode:
 def _show_references(args: argparse.Namespace) -> ExitCode:
     from dataclasses import asdict
 
+    from hpcdl.regress.check_text import references_text
     from hpcdl.regress.references import load_references
-    from hpcdl.regress.show import references_text
 
     site = the_site(args)
     chosen = site.by_groups(args.partition)

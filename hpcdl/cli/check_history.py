@@ -64,9 +64,9 @@ def _drift(args: argparse.Namespace) -> ExitCode:
 )
 def _history(args: argparse.Namespace) -> ExitCode:
     """Show, export or import the history of results."""
+    from hpcdl.regress.check_text import history_text
     from hpcdl.regress.exchange import FORMATS
     from hpcdl.regress.history import history_path, read_history
-    from hpcdl.regress.show import history_text
 
     site = the_site(args)
     path = history_path(site, args.history)
@@ -106,8 +106,8 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
 )
 def _gate(args: argparse.Namespace) -> ExitCode:
     """Decide from the history whether a pipeline may continue: exit code 0 or 1."""
+    from hpcdl.regress.check_text import gate_text
     from hpcdl.regress.notify import read_addressees, tell
-    from hpcdl.regress.show import gate_text
 
     if args.notify and (args.partition or args.name):
         raise BadInput(

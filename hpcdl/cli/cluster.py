@@ -11,7 +11,7 @@ from hpcdl.cluster import MODES
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
-    from hpcdl.cluster.model import ClusterState
+    from hpcdl.cluster.shape import ClusterState
 
 
 def _say(text: str) -> None:

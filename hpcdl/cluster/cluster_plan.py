@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.cluster import NAMESPACES
-from hpcdl.cluster.model import ClusterRequest, ClusterState, Node, NodeGroup, Ports, Queue
+from hpcdl.cluster.shape import ClusterRequest, ClusterState, Node, NodeGroup, Ports, Queue
 from hpcdl.cluster.wanted import WantedCluster, WantedPartition
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.rules import SlurmRelease, span

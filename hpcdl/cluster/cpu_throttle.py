@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcdl.cluster import processes, state
-from hpcdl.cluster.model import ClusterState, ProcessId
+from hpcdl.cluster.shape import ClusterState, ProcessId
 from hpcdl.system.run import module_argv
 
 FACTOR = 4

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpcdl.cluster import NAMESPACES, network
-from hpcdl.cluster.model import ClusterState, Node, ProcessId
 from hpcdl.cluster.needs import command, program
 from hpcdl.cluster.processes import MARK, alive, end, identify
+from hpcdl.cluster.shape import ClusterState, Node, ProcessId
 from hpcdl.cluster.status import ask
 from hpcdl.system.errors import ExitCode, HpcdlError
 from hpcdl.system.files import explain_os_errors, user_name

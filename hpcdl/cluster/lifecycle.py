@@ -27,7 +27,7 @@ from hpcdl.cluster import (
     state,
 )
 from hpcdl.cluster.cpu_throttle import FACTOR, throttle, unthrottle
-from hpcdl.cluster.model import ClusterRequest, ClusterState, Node, Ports
+from hpcdl.cluster.shape import ClusterRequest, ClusterState, Node, Ports
 from hpcdl.cluster.status import ask, mpi_plugin, of_nodes, responding, takes_jobs
 from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
 from hpcdl.cluster.wanted import WantedCluster

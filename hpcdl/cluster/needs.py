@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpcdl import facts
 from hpcdl.cluster import LOOPBACK, MODES, NAMESPACES, rootfs
-from hpcdl.cluster.model import ClusterRequest, ClusterState
+from hpcdl.cluster.shape import ClusterRequest, ClusterState
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.run import run

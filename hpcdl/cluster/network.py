@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 
 from hpcdl.cluster.identity import directory_key
-from hpcdl.cluster.model import Node, Ports, link_name
+from hpcdl.cluster.shape import Node, Ports, link_name
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import locked
 from hpcdl.system.resources import home

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.identity import sees
-from hpcdl.cluster.model import ClusterState, Node, ProcessId
+from hpcdl.cluster.shape import ClusterState, Node, ProcessId
 
 MARK = "HPCDL_CLUSTER_OWNER"
 """Set in the environment of every daemon: the cluster's state directory."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.cluster.model import ClusterState
+from hpcdl.cluster.shape import ClusterState
 from hpcdl.cluster.wanted import WantedCluster
 from hpcdl.slurm.rules import SlurmRelease
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite

@@ -16,7 +16,7 @@ from typing import Any
 
 from hpcdl.cluster import identity
 from hpcdl.cluster.identity import MARK
-from hpcdl.cluster.model import ClusterState, Node, ProcessId
+from hpcdl.cluster.shape import ClusterState, Node, ProcessId
 from hpcdl.cluster.wanted import WantedCluster
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import clear_leftovers, write_atomic, write_json

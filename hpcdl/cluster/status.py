@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.cluster import cpu_throttle, processes, rootfs
-from hpcdl.cluster.model import ClusterRequest, ClusterState
 from hpcdl.cluster.needs import command, program
+from hpcdl.cluster.shape import ClusterRequest, ClusterState
 from hpcdl.slurm.client import query_environment
 from hpcdl.slurm.parse import mpi_plugins
 from hpcdl.system.errors import Stopped

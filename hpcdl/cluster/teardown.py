@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpcdl.cluster import identity, network, processes, state
-from hpcdl.cluster.model import ClusterState
+from hpcdl.cluster.shape import ClusterState
 from hpcdl.cluster.status import ask, has_jobs, next_job
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked, user_name, write_atomic

@@ -114,14 +114,7 @@ def run(
         CommandFailed: non-zero exit code and `check`.
         Stopped: the time limit passed.
     """
-    command = tuple(map(str, argv))
-    try:
-        where = (directory or Path.cwd()).absolute()
-    except FileNotFoundError as fault:
-        gone = "the current directory no longer exists"
-        raise MissingPrerequisite(gone, hint="cd to another") from fault
-    merged = {**(os.environ if base_env is None else base_env), **(env or {})}
-    start = time.monotonic()
+    command, where, start = tuple(map(str, argv)), _absolute(directory), time.monotonic()
     try:
         with ExitStack() as stack:
             out = subprocess.PIPE if log is None else stack.enter_context(_log(log, command))
@@ -131,7 +124,7 @@ def run(
                 timeout,
                 watch,
                 cwd=where,
-                env=merged,
+                env={**(os.environ if base_env is None else base_env), **(env or {})},
                 stdout=out,
                 stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
                 preexec_fn=tie() if tied else None,
@@ -145,6 +138,14 @@ def run(
     if check and not result.ok:
         raise CommandFailed(result, _reopen_script(result, env), hint)
     return result
+
+
+def _absolute(directory: Path | None) -> Path:
+    try:
+        return (directory or Path.cwd()).absolute()
+    except FileNotFoundError as fault:
+        gone = "the current directory no longer exists"
+        raise MissingPrerequisite(gone, hint="cd to another") from fault
 
 
 def _not_run(

@@ -20,7 +20,7 @@ from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
 
 if TYPE_CHECKING:
-    from hpcdl.train.run import RankRun
+    from hpcdl.train.rank_run import RankRun
 
 INTERRUPTED = {"requeue": ExitCode.REQUEUE, "stopped": ExitCode.STOPPED}
 
@@ -114,7 +114,7 @@ def prepare(
     if options.deterministic:
         tf.config.experimental.enable_op_determinism()
     clock.mark("tensorflow")
+    from hpcdl.train.rank_run import RankRun
     from hpcdl.train.ranks import join_ranks
-    from hpcdl.train.run import RankRun
 
     return RankRun(options, place, clock, join_ranks(place, clock), model, signals)

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from hpcdl.cluster import state
-from hpcdl.cluster.model import ClusterState
 from hpcdl.cluster.rootfs import original_site
+from hpcdl.cluster.shape import ClusterState
 from hpcdl.site import Site, find_site_file, load_site
 from hpcdl.site.load import installed_site_file
 from hpcdl.system.errors import BadInput, CheckFailed

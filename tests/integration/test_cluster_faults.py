@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.cluster import NAMESPACES, daemons, lifecycle, processes
 from hpcdl.cluster.lifecycle import up
-from hpcdl.cluster.model import Ports
+from hpcdl.cluster.shape import Ports
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite

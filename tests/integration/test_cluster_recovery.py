@@ -14,8 +14,8 @@ import pytest
 
 from hpcdl.cluster import LOOPBACK, NAMESPACES, network, processes
 from hpcdl.cluster.lifecycle import change, up
-from hpcdl.cluster.model import ProcessId
 from hpcdl.cluster.needs import choose_mode
+from hpcdl.cluster.shape import ProcessId
 from hpcdl.cluster.state import environment, write_state
 from hpcdl.cluster.status import of_nodes
 from hpcdl.cluster.teardown import down

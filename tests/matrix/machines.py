@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from hpcdl.cluster.model import ClusterState
+from hpcdl.cluster.shape import ClusterState
 from hpcdl.cluster.state import environment
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.script import render_script

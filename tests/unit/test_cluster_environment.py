@@ -9,7 +9,7 @@ import pytest
 
 from hpcdl.cluster import LOOPBACK
 from hpcdl.cluster.identity import elsewhere, place
-from hpcdl.cluster.model import ClusterState
+from hpcdl.cluster.shape import ClusterState
 from hpcdl.cluster.state import claim, environment, read_state, recorded, shell_exports, write_state
 from hpcdl.system.errors import BadInput, CheckFailed
 

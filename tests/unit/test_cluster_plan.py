@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpcdl.cluster import LOOPBACK, NAMESPACES, cluster_plan, lifecycle, network
 from hpcdl.cluster.identity import MARK
-from hpcdl.cluster.model import Ports, link_name
+from hpcdl.cluster.shape import Ports, link_name
 from hpcdl.cluster.state import claim, is_ours_or_empty
 from hpcdl.site import load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist

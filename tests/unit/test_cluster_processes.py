@@ -23,8 +23,8 @@ from hpcdl.cluster import (
     status,
     teardown,
 )
-from hpcdl.cluster.model import Node, ProcessId
 from hpcdl.cluster.network import reserved_ports
+from hpcdl.cluster.shape import Node, ProcessId
 from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.system.files import locked
 from tests.strangers import STRANGER, as_root

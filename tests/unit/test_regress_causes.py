@@ -7,11 +7,11 @@ import pytest
 
 from hpcdl.regress.answer import Acceptance, Finding, GateAnswer, Rulings
 from hpcdl.regress.causes import POOLED, causes_of, pooled, tonight
+from hpcdl.regress.check_text import gate_text
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.notify import notice_of
-from hpcdl.regress.show import gate_text
 
 NIGHT, NOW = date(2026, 11, 20), datetime(2026, 11, 20, 4, tzinfo=timezone.utc)
 

@@ -19,12 +19,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcdl.cli import main
+from hpcdl.regress.check_text import gate_text
 from hpcdl.regress.exchange import FORMATS, Incoming, of_outcome, refuse_cut
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history, refuse_without_locks
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.show import gate_text
 from hpcdl.regress.verdict import WHOLE_RUN, Verdict
 from hpcdl.results.faults import Status
 from hpcdl.slurm.execution import SINGLE_NODE

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.regress.check_text import proposals_text
 from hpcdl.regress.estimate import noise_of
 from hpcdl.regress.exchange import _time, of_run
 from hpcdl.regress.gate import ask
@@ -17,7 +18,6 @@ from hpcdl.regress.references import site_file, update_references
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
 from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
 from hpcdl.regress.runner import _nodes_without, _partitions_without, _refuse_mistyped, _verdicts
-from hpcdl.regress.show import proposals_text
 from hpcdl.regress.verdict import Verdict
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import find_site_file, load_site
