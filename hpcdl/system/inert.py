@@ -29,6 +29,7 @@ _MARK = f"\x1b{os.urandom(8).hex()}\x1b"
 _FORMULA = re.compile(r"[=+\-@\t|%]")
 _ESCAPE = re.compile(r"\\(?:u([0-9a-f]{4})|\\)")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
+_LINKED = re.compile(r"(:|\bwww)([/.])", re.IGNORECASE)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#!|~<>&$])")
 
 
@@ -84,8 +85,12 @@ def of_csv_cell(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    """A cell of a table in Markdown: one line, plain text, no link, image, code or element."""
-    return _MARKDOWN.sub(r"\\\1", in_a_line(" ".join(text.split()))).replace("\\<", "&lt;")
+    """A cell of a table in Markdown: one line, plain text, no link, image, code or element.
+
+    GitHub and GitLab make links of bare addresses as well, and notify whoever is named with an @.
+    """
+    plain = _MARKDOWN.sub(r"\\\1", in_a_line(" ".join(text.split()))).replace("\\<", "&lt;")
+    return _LINKED.sub(r"\1\\\2", plain).replace("@", "@<!-- -->")
 
 
 def prometheus_label(text: str) -> str:

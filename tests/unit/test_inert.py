@@ -29,7 +29,7 @@ from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.report import night_page
 from hpcdl.system import inert
 from hpcdl.system.errors import BadInput
-from hpcdl.system.inert import UNSEEN, csv_cell, inert_output, of_csv_cell
+from hpcdl.system.inert import UNSEEN, csv_cell, inert_output, markdown_cell, of_csv_cell
 from hpcdl.system.text import StatusLine, paint, table
 
 HOSTILE = "=2+2\x1b[2J\x07\x9b31m\r\u202egnp.exe\u200b\u2066\ufeff\x00<b>|`x`[a](b)\U000e0041\nPASS"
@@ -158,6 +158,13 @@ def test_a_name_makes_no_line_no_link_and_no_code_of_a_table():
     assert len(lines) == 3
     assert not re.search(r"(?<!\\)[`\[<]", lines[2])
     assert len(table([[HOSTILE]]).splitlines()) == 1
+
+
+def test_a_cell_of_markdown_makes_no_link_and_notifies_nobody():
+    """A check's reason with an address and an @all was both, as a comment on a merge request."""
+    text = markdown_cell("see https://evil.example WWW.evil.example ask @all, me@evil.example")
+    assert not re.search(r"://|www\.|@\w", text, re.IGNORECASE)
+    assert re.sub(r"\\|<!-- -->", "", text).startswith("see https://evil.example WWW.evil")
 
 
 def test_colours_of_our_own_pass_and_those_of_a_name_do_not(monkeypatch):

@@ -303,7 +303,7 @@ def read_script(path: Path) -> str:
     try:
         if str(path) == "-":
             data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        elif not path.is_file() and path.exists() and not path.is_fifo():
+        elif path.exists() and not path.is_file() and not _own_pipe(path):
             raise BadInput(f"{path} is no file", hint=_WHAT)
         else:
             with path.open("rb") as file:
@@ -324,6 +324,11 @@ def read_script(path: Path) -> str:
     except UnicodeDecodeError:
         text = data.decode("latin-1")
     return require_script(text, str(path))
+
+
+def _own_pipe(path: Path) -> bool:
+    """Return whether it is a pipe as `<(...)` is; one of another user may never end."""
+    return path.is_fifo() and path.stat().st_uid == os.getuid()
 
 
 def require_script(text: str, name: str, hint: str = _WHAT) -> str:

@@ -53,7 +53,7 @@ def read_study(path: Path) -> Study:
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where dataclasses look for the names of annotations
     with line_of(path):
-        exec(compile(text, str(path), "exec"), vars(module))  # noqa: S102 - see above
+        exec(compile(text, str(path), "exec"), vars(module))  # noqa: S102 - see above  # nosec B102
     study = vars(module).get("STUDY")
     if not isinstance(study, Study):
         raise BadInput(f"{path} makes no study", hint="end it with `STUDY = study.Study(...)`")
