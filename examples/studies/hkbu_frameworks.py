@@ -56,13 +56,13 @@ def report(results: study.Results) -> Iterator[study.Part]:
     yield study.table(speed, "Images per second of all", "framework")
     for part in ("compute", "input", "update"):
         name = "Computing" if part == "compute" else part.capitalize()
-        yield study.table(one, f"{name} on one GPU (ms)", "framework", part)
+        yield study.table(one, f"{name} on one GPU (ms)", "framework", study.milliseconds(part))
     for where, chosen in (
         ("in a node", speed.where(gpus=2)),
         ("between nodes", results.where(run="across")),
     ):
         title = f"Communication not hidden {where} (ms)"
-        yield study.table(chosen, title, "framework", "communication")
+        yield study.table(chosen, title, "framework", study.milliseconds("communication"))
     for title, run, columns in (
         ("batch", "batch", "framework"),
         ("data layout", "layout", "framework"),

@@ -38,7 +38,6 @@ class Curve:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     line: bool = True
-    markers: bool = True
 
     @property
     def paint(self) -> str:
@@ -192,7 +191,7 @@ def _curve(curve: Curve, x: Axis, y: Axis, number: int) -> Iterator[str]:
     shift = 2.0 * (number % 4)  # bars side by side would hide each other
     for (at, _), low, high in zip(places, curve.low, curve.high, strict=False):
         yield _line([(at + shift, y.at(low)), (at + shift, y.at(high))], curve.paint)
-    for across, up in places if curve.markers and curve.style not in ("ideal", "bound") else ():
+    for across, up in places if curve.style not in ("ideal", "bound") else ():
         if curve.style == "published":
             yield _line([(across - 3, up - 3), (across + 3, up + 3)], curve.paint)
             yield _line([(across - 3, up + 3), (across + 3, up - 3)], curve.paint)

@@ -71,13 +71,9 @@ class Cell:
     @property
     def name(self) -> str:
         """`training: gpus=2 model=resnet50`, for messages."""
-        return f"{self.jobs.name}: {self.label}"
-
-    @property
-    def label(self) -> str:
-        """`gpus=2 model=resnet50`, for messages."""
-        label = " ".join(f"{key}={value}" for key, value in self.values.items())
-        return f"{label}, again ({self.attempt + 1})" if self.attempt else label
+        values = " ".join(f"{key}={value}" for key, value in self.values.items())
+        again = f", again ({self.attempt + 1})" if self.attempt else ""
+        return f"{self.jobs.name}: {values}{again}"
 
     @property
     def results(self) -> Path:
@@ -314,7 +310,6 @@ def _reads(site: Site, scale: Scale, jobs: Jobs, ranks: int) -> dict[str, str]:
         "LD_PRELOAD": str(library(site)),
         "HPCDL_READS_BELOW": str(site.paths.datasets if is_given else _made_data(site)),
         "HPCDL_READS_RATE": f"{jobs.reads.megabytes_per_second * _MEGA / ranks:.0f}",
-        "HPCDL_READS_CACHED": "1" if jobs.reads.cached else "0",
     }
 
 

@@ -113,21 +113,12 @@ def _series(
     low, high = ([one.spread[end] / unit(one.ranks) for one in series] for end in (0, 1))
     yield Curve(name, points, "measured", number, low, high)
     own = [one for one in results.predicted if results.series_of(one.values) == name]
-    if base is None or not own:
-        return
-    every = [(one.gpus, one.rate) for one in sorted(own, key=lambda one: one.gpus)]
-    line = [(float(n), rate / unit(n)) for n, rate in ((1, base.rate), *every)]
-    yield Curve("", line, "predicted", number, markers=False)
-    hollow = [one for one in own if one.measured is None]
-    yield Curve(
-        f"{name}, predicted",
-        [(float(one.gpus), one.rate / unit(one.gpus)) for one in hollow],
-        "predicted",
-        number,
-        [(one.low or one.rate) / unit(one.gpus) for one in hollow],
-        [(one.high or one.rate) / unit(one.gpus) for one in hollow],
-        line=False,
-    )
+    if base and own:
+        rates = [(one.gpus, one.rate, one.low or one.rate, one.high or one.rate) for one in own]
+        rates = [(1, base.rate, base.rate, base.rate), *sorted(rates)]
+        ends = [[row[end] / unit(row[0]) for row in rates] for end in (1, 2, 3)]
+        line = [(float(row[0]), y) for row, y in zip(rates, ends[0], strict=True)]
+        yield Curve(f"{name}, predicted", line, "predicted", number, ends[1], ends[2])
 
 
 def learning(results: Results, title: str = "Accuracy by time") -> Panel:
@@ -181,9 +172,8 @@ def time_by_size(results: Results, title: str = "An epoch over the size of its d
         if line := results.line_of(series):
             end = 1.05 * (series[-1].size or 0)
             edge = min(memory, end)
-            below = [(0.0, line.at(0)), (edge / unit, line.at(edge))]
-            beyond = [(edge / unit, line.at(edge)), (end / unit, line.predicted(end))]
-            curves += [Curve("", below, "ideal"), Curve("", beyond, "bound")]
+            ends = [(0.0, line.at(0)), (edge, line.at(edge)), (end, line.predicted(end))]
+            curves.append(Curve("", [(size / unit, took) for size, took in ends], "bound"))
         slow = [
             one
             for one in results.measured
@@ -206,59 +196,46 @@ def _sized(
     return Curve(label, points, style, number, low, high, line=False)
 
 
-def timeline(results: Results, title: str = "A job's timeline") -> Panel:
-    """The parts of the first steps of each profiled job, by rank 0's samples."""
-    rows: list[str] = []
-    spans: list[Segment] = []
-    for one in sorted(results.measured, key=lambda one: one.size or 0):
-        if not (one.cell.results / "profile").is_dir():
-            continue
-        samples = one.result["samples"]
-        columns = [samples.get(part) or [] for part in _NAMES]
-        begun = 0.0
-        for step in list(zip(*columns, strict=False))[:_TIMELINE_STEPS]:
-            for name, took in zip(_NAMES.values(), step, strict=True):
-                spans.append(Segment(len(rows), begun, took, name))
-                begun += took
-        rows.append(_name(results, one))
-    label = f"seconds from the start, first {_TIMELINE_STEPS} steps"
-    return Panel(title, label, rows=rows or ["no timeline"], spans=spans, parts=[*_NAMES.values()])
+def timeline(results: Results, title: str = "The first steps of a job") -> Panel:
+    """The parts of rank 0's first steps, one after the other, by the size of the data."""
+    rows, spans = [], []
+    for row, one in enumerate(sorted(results.measured, key=lambda one: one.size or 0)):
+        rows.append(f"{_name(results, one)}, {one.cell.data}")
+        samples, start = one.result["samples"], 0.0
+        for step in range(min(_TIMELINE_STEPS, len(samples["seconds"]))):
+            for part, name in _NAMES.items():
+                spans.append(Segment(row, start, samples[part][step], name))
+                start += samples[part][step]
+    label = f"seconds, the first {_TIMELINE_STEPS} steps of rank 0"
+    return Panel(title, label, rows=rows, spans=spans, parts=[*_NAMES.values()])
 
 
-def table(results: Results, title: str, columns: str, value: str = "rate") -> ResultTable:
-    """A column for each value of a key, also for one that has no result: its cells say `-`.
+def milliseconds(part: str) -> Callable[[CellMeasured], float]:
+    """Return a table's value: what computing, input or another part of a step takes."""
+    return lambda one: 1e3 * one.parts[part]
 
-    `value` is rate (images/s), step or a part of it (milliseconds), accuracy, or staleness.
-    """
+
+def table(
+    results: Results,
+    title: str,
+    columns: str,
+    value: Callable[[CellMeasured], float | None] = lambda one: one.rate,
+) -> ResultTable:
+    """A column for each value of a key, also for one that has no result: its cells say `-`."""
+    every = [cell.values for cell in results.cells]
+    keys = dict.fromkeys(key for values in every for key in values if key != columns)
+    varied = [key for key in keys if len({values.get(key) for values in every}) > 1]
     rows: dict[str, dict[str, str]] = {}
-    varied = [
-        key
-        for key in dict.fromkeys(key for cell in results.cells for key in cell.values)
-        if len({cell.values.get(key) for cell in results.cells}) > 1 or key == "gpus"
-    ]
 
     def row(values: Values) -> str:
-        named = [key for key in values if key != columns and key in varied]
-        return ", ".join(
-            results.shown(key, values[key]) if key == "model" else f"{key} {values[key]}"
-            for key in named
-        )
+        named = (f"{key} {values[key]}" for key in varied or keys if key in values)
+        return ", ".join(named)
 
     for cell in results.cells:
         name = row(cell.values)
         rows.setdefault(name, {"cell": name})[cell.values[columns]] = "-"
     for one in results.measured:
-        number = _value_of(one, value)
+        number = value(one)
         if number is not None:
             rows[row(one.cell.values)][one.values[columns]] = f"{number:.4g}"
     return ResultTable(title, [*rows.values()])
-
-
-def _value_of(one: CellMeasured, name: str) -> float | None:
-    """A measurement's value for a table; None if its job has none."""
-    if name == "accuracy":
-        return one.metrics.get(name)
-    if name == "staleness":
-        return float(one.result.get("asynchronous", {}).get("mean_staleness", 0.0))
-    milliseconds = {part: 1e3 * seconds for part, seconds in one.parts.items()}
-    return {**milliseconds, "rate": one.rate, "step": 1e3 * one.step_seconds}[name]

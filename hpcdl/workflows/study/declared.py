@@ -64,10 +64,9 @@ def given(path: str, gigabytes: float, images: int) -> DataSet:
 
 @dataclass(frozen=True)
 class Reads:
-    """How data are read: megabytes per second of a whole job (0: no limit), and from memory?"""
+    """Data are read past memory, at most at so many megabytes per second of a job (0: no limit)."""
 
     megabytes_per_second: float = 0.0
-    cached: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import combinations
 from statistics import fmean, linear_regression, median
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 from hpcdl.workflows.study.cells import Cell, Plan
-from hpcdl.workflows.study.declared import SYNTHETIC, Values
+from hpcdl.workflows.study.declared import Values
 from hpcdl.workflows.study.measurements import (
     CellMeasured,
     MissingResult,
@@ -220,24 +219,10 @@ class Results:
         base = alone(self.every, one)
         return one.rate / base.rate / self.ideal(one.cell.gpus, one.cpus) if base else None
 
-    @cached_property
-    def _ends(self) -> list[str]:
-        return [
-            model.rpartition(":")[2]
-            for model in {c.values.get("model", "") for c in self.plan.cells}
-        ]
-
-    def shown(self, key: str, value: str) -> str:
-        """A value as figures and tables have it: `net` for a model `module:net`, if it is alone."""
-        end = value.rpartition(":")[2]
-        return end if key == "model" and self._ends.count(end) == 1 else value
-
     def series_of(self, values: Values) -> str:
         """The name of these values' series in the figure."""
         study = self.plan.study
-        return (
-            ", ".join(self.shown(k, values[k]) for k in study.series if k in values) or study.name
-        )
+        return ", ".join(values[k] for k in study.series if k in values) or study.name
 
     def series(self) -> dict[str, list[CellMeasured]]:
         """The measurements by series, in rising ranks."""
@@ -322,10 +307,17 @@ class Results:
         with self.rule("one-rank-per-gpu", ranks):
             assert self.one_rank_per_gpu()
 
-    def _fact(self, holds: bool, text: str, cells: Sequence[Cell] = ()) -> bool:
+    def _missing(self) -> list[str]:
+        """The cells that a rule would look at and of which no job has a measurement."""
+        known = [one.values for one in self.measured]
+        return [one.cell.name for one in self.missing if one.cell.named not in known]
+
+    def _fact(self, holds: bool, text: str) -> bool:
         """Note something that holds or not, however fast jobs ran."""
+        if not self.measured:
+            raise Undecided("nothing was measured")
         self.protocol.notes.append(text)
-        if holds and (names := self._missing(cells)):
+        if holds and (names := self._missing()):
             raise Undecided(f"{_LACKING}{_few(names)}")
         return holds
 
@@ -333,40 +325,25 @@ class Results:
         self,
         what: str,
         values: Mapping[str, float | None],
-        cells: Sequence[Cell],
         form: str = ".1%",
         sure: Sequence[float] = (),
     ) -> Amount:
         """A number of each name; of one that is None, and of missing cells, nothing is known."""
         known = {name: value for name, value in values.items() if value is not None}
-        lacking = [*(name for name in values if name not in known), *self._missing(cells)]
+        lacking = [*(name for name in values if name not in known), *self._missing()]
         parts = [f"{value:{form}} ({name})" for name, value in known.items()]
         if len(parts) > _SHOWN:
             low, high = min(known.values()), max(known.values())
             parts = [f"{low:{form}} to {high:{form}} in {len(parts)} cells"]
-        text = f"{what} {', '.join(parts)}" if known else ""
+        nothing = f"{what}: none is known" if self.measured else "nothing was measured"
         return Amount(
             self.protocol,
-            text or (f"{what}: none is known" if self.measured else "nothing was measured"),
+            f"{what} {', '.join(parts)}" if known else nothing,
             tuple(known.values()),
             f"{_LACKING}{_few(lacking)}" if lacking else "",
             sure,
             form,
         )
-
-    def _missing(self, cells: Sequence[Cell]) -> list[str]:
-        """The cells that a rule would look at and of which no job has a measurement."""
-        known = [one.values for one in self.every]
-        return [cell.name for cell in cells if not cell.attempt and cell.named not in known]
-
-    def _alike(self, key: str, values: Sequence[str] = ()) -> list[Cell]:
-        """The cells that have another one beside them, which differs in one key alone."""
-        groups: dict[tuple[tuple[str, str], ...], dict[str, Cell]] = {}
-        for cell in self.cells:
-            value = cell.named.get(key, "")
-            if value in values or not values:
-                groups.setdefault(tuple(but(cell.named, key).items()), {}).setdefault(value, cell)
-        return [cell for group in groups.values() if len(group) > 1 for cell in group.values()]
 
     def complete(self) -> bool:
         """Every cell has a result."""
@@ -378,44 +355,37 @@ class Results:
 
         That no two ranks have the same one is what the preflight of every job sees to.
         """
-        if not self.measured:
-            raise Undecided("nothing was measured")
         opens = {0, 1} if self.shared else {1}
-        jobs = [
-            (one.cell, one.result["layout"])
+        wrong = [
+            one.cell.name
             for one in self.measured
             if one.cell.point.spec.launcher != "single"
+            and (
+                one.ranks != one.cell.gpus
+                or len(set(one.result["layout"]["ranks_per_node"])) != 1
+                or int(one.result["layout"]["gpu_per_rank"]) not in opens
+            )
         ]
-        wrong = [
-            cell.name
-            for cell, layout in jobs
-            if int(layout["ranks"]) != cell.gpus
-            or len(set(layout["ranks_per_node"])) != 1
-            or int(layout["gpu_per_rank"]) not in opens
-        ]
-        opened = any(int(layout["gpu_per_rank"]) for _, layout in jobs)
-        note = "no rank opened more than one GPU" if opened else "ranks saw no GPU of the driver's"
-        odd = f"; not so: {_few(wrong)}" if wrong else f"; {note}"
-        text = f"{len(jobs) - len(wrong)} of {len(jobs)} jobs{odd}"
-        return self._fact(not wrong, text, self.cells)
+        count = len(self.measured)
+        odd = f"; not so: {_few(wrong)}" if wrong else ""
+        return self._fact(not wrong, f"{count - len(wrong)} of {count} jobs{odd}")
 
     def equal(self, name: str, over: str) -> bool:
         """Results that differ in one key alone hold the same value, such as of `parameters`."""
-        pairs = list(self.pairs(over))
-        if not pairs:
-            raise Undecided(f"no two results differ in '{over}' alone")
-        both = [(one.result.get(name), other.result.get(name), one.cell) for one, other in pairs]
-        odd = [f"{a} and {b} ({cell.name})" for a, b, cell in both if a is None or a != b]
-        text = f"{len(pairs) - len(odd)} of {len(pairs)} pairs have the same {name}"
+        pairs = [
+            (one.result.get(name), other.result.get(name), one) for one, other in self.pairs(over)
+        ]
+        odd = [f"{a} and {b} ({one.cell.name})" for a, b, one in pairs if a is None or a != b]
         more = f"; not so: {_few(odd)}" if odd else ""
-        return self._fact(not odd, text + more, self._alike(over))
+        text = f"{len(pairs) - len(odd)} of {len(pairs)} pairs have the same {name}{more}"
+        return self._fact(bool(pairs) and not odd, text)
 
     def efficiency(self, *gpus: int) -> Amount:
         """Throughput over one rank's times GPUs; on a single node, times its cores."""
-        asked = [one for one in self.measured if one.cell.gpus in gpus]
-        cells = [cell for cell in self.cells if cell.gpus in {*gpus, 1}]
-        values = {one.cell.name: self.efficiency_of(one) for one in asked}
-        return self._amount("efficiency", values, cells)
+        asked = self.where(gpus=(*gpus, 1))
+        several = [one for one in asked.measured if one.cell.gpus in gpus]
+        values = {one.cell.name: self.efficiency_of(one) for one in several}
+        return asked._amount("efficiency", values)
 
     def gap(self, key: str) -> Amount:
         """By how much two that differ in one key alone differ: the median of their rounds.
@@ -423,58 +393,41 @@ class Results:
         A gap counts where neither steps nor rounds of the two overlap. Jobs of one round ran one
         after the other: what the machine did meanwhile is in both.
         """
-        pairs = [pair for pair in self.pairs(key) if self._kindred(*pair)]
-        gaps = {one.cell.name: _gap(one, other) for one, other in pairs}
-        sure = [
-            0.0 if _overlap(*pair) else least
-            for pair, (_, least) in zip(pairs, gaps.values(), strict=True)
-        ]
+        gaps = {one.cell.name: _gap(one, other) for one, other in self.pairs(key)}
         values = {name: gap for name, (gap, _) in gaps.items()}
-        return self._amount(
-            "on GPUs of one kind they differ by", values, self._alike(key), sure=sure
-        )
-
-    def _kindred(self, one: CellMeasured, other: CellMeasured) -> bool:
-        """Whether two ran on GPUs of one architecture: P100-PCIe and -SXM2, not P100 and V100."""
-        places = (self.plan.site.partition(x.cell.point.spec.partition) for x in (one, other))
-        return self.shared or len({place.gpu and place.gpu.compute for place in places}) == 1
+        return self._amount("they differ by", values, sure=[least for _, least in gaps.values()])
 
     def ratio(self, key: str, better: str, worse: str) -> Amount:
         """How many times as fast one is as the other, in the mean."""
-        by_value = [{one.values.get(key): one for one in pair} for pair in self.pairs(key)]
-        wins = [
-            pair[better].speed / pair[worse].speed
-            for pair in by_value
-            if {better, worse} == {*pair}
-        ]
+        both = self.where(**{key: (better, worse)})
+        by_value = [{one.values[key]: one.speed for one in pair} for pair in both.pairs(key)]
+        wins = [speeds[better] / speeds[worse] for speeds in by_value]
         values = {f"in the mean of {len(wins)}": fmean(wins)} if wins else {}
-        cells = self._alike(key, (better, worse))
-        return self._amount(f"{better} over {worse}, times", values, cells, ".2f")
+        return both._amount(f"{better} over {worse}, times", values, ".2f")
 
     def prediction_error(self) -> Amount:
         """The median error of predictions that also ran; on shared cores equal jobs must agree."""
         errors = [abs(one.error) for one in self.predicted if one.error is not None]
         uneven = [one.cell.name for one in self.measured if self.shared and one.unevenness > _EVEN]
-        error = {f"median of {len(errors)} cells": median(errors)} if errors else {}
         known = [one.values for one in self.predicted]
         asked = [one for one in self.measured if one.ranks > 1 and one.cell.jobs.predict]
-        silent = {one.cell.name: None for one in asked if one.values not in known}
-        return self._amount(
-            f"equal jobs disagree ({_few(uneven)}); error" if uneven else "error",
-            {**error, **silent},
-            [cell for cell in self.cells if cell.jobs.predict],
-            sure=[0.0] if uneven else (),
-        )
+        values: dict[str, float | None] = {
+            one.cell.name: None for one in asked if one.values not in known
+        }
+        if errors:
+            values[f"median of {len(errors)} cells"] = median(errors)
+        what = f"equal jobs disagree ({_few(uneven)}); error" if uneven else "error"
+        return self._amount(what, values, sure=[0.0] if uneven else ())
 
     def metric(self, name: str) -> Amount:
         """A score, such as accuracy."""
         values = {one.cell.name: one.metrics.get(name) for one in self.measured}
-        return self._amount(name, values, self.cells, ".3f")
+        return self._amount(name, values, ".3f")
 
     def share(self, part: str) -> Amount:
         """The part of a step's time that `compute`, `input` or another part takes."""
         values = {one.cell.name: one.shares[part] for one in self.measured}
-        return self._amount(f"of a step, {part} takes", values, self.cells)
+        return self._amount(f"of a step, {part} takes", values)
 
     def growth_above_memory(self) -> Amount:
         """By how much an epoch above memory is longer than those below it predict."""
@@ -487,28 +440,22 @@ class Results:
                 values[f"{lack} memory of {name}"] = None
                 continue
             for one in above:
-                low, middle, high = (
-                    seconds / line.predicted(one.size or 0) - 1
-                    for seconds in (min(one.epochs), one.epoch_seconds or 0, max(one.epochs))
-                )
-                values[f"{name}, its epochs {low:+.0%} to {high:+.0%}"] = middle
-        cells = [c for c in self.cells if not c.jobs.throttled and c.data != SYNTHETIC]
-        return self._amount(
-            "epochs above memory, over what those below predict:", values, cells, "+.1%"
-        )
+                values[name] = (one.epoch_seconds or 0) / line.predicted(one.size or 0) - 1
+        return self._amount("epochs above memory, over what those below predict:", values, "+.1%")
 
 
 def _gap(one: CellMeasured, other: CellMeasured) -> tuple[float, float]:
-    """By how much the faster is faster in the median and in the worst of rounds that both had."""
+    """By how much the faster is faster: in the median, and surely.
+
+    That is in the worst of the rounds that both had, and nothing where the ranges of their steps
+    overlap (5th to 95th percentile).
+    """
     both = {*one.rounds} & {*other.rounds}
     ratios = [one.rounds[n] / other.rounds[n] for n in both] or [one.rate / other.rate]
-    middle = median(ratios)
-    return (middle - 1, min(ratios) - 1) if middle >= 1 else (1 / middle - 1, 1 / max(ratios) - 1)
-
-
-def _overlap(one: CellMeasured, other: CellMeasured) -> bool:
-    """Return whether the ranges of the two's steps overlap (5th to 95th percentile)."""
-    return one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
+    if median(ratios) < 1:
+        ratios = [1 / ratio for ratio in ratios]
+    overlap = one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
+    return median(ratios) - 1, 0.0 if overlap else min(ratios) - 1
 
 
 def _few(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from hpcdl.jobs.spec import is_train
 from hpcdl.predict.network import network
 from hpcdl.predict.request import ScalingRequest, answer, expand
 from hpcdl.predict.results import trained_precision
@@ -33,7 +34,7 @@ def predict(results: Results) -> Results:
             try:
                 predicted += _series(results, base)
             except BadInput as fault:
-                gaps.append(f"{base.cell.label}: {fault.message}")
+                gaps.append(f"{base.cell.name}: {fault.message}")
     if results.shared:
         # The model's bounds are those of GPUs; these are as far off as the worst that also ran.
         factors = [1 + one.error for one in predicted if one.error is not None]
@@ -66,7 +67,10 @@ def _series(results: Results, base: CellMeasured) -> Iterator[Predicted]:
 
 
 def _request(results: Results, base: CellMeasured, gpus: int) -> ScalingRequest:
-    partition = results.plan.site.partition(base.cell.point.spec.partition)
+    spec = base.cell.point.spec
+    if not is_train(spec.program):
+        raise BadInput("the model is of `hpcdl train`, not of another program")
+    partition = results.plan.site.partition(spec.partition)
     if partition.gpus_per_node:
         expand(str(gpus), partition.gpus_per_node)  # refused where it fills no whole nodes
     stretch = SharedCores(results.cores, base.cpus).stretch(gpus) if results.shared else 1.0
@@ -84,18 +88,13 @@ def _request(results: Results, base: CellMeasured, gpus: int) -> ScalingRequest:
         link_gbs=exchange,
         network_gbs=exchange,
     )
-    pipeline = "old" if base.cell.values.get("framework") == "old" else "new"
-    if base.cell.data == SYNTHETIC:
+    # On shared cores one rank's step already holds what making its images costs.
+    if results.shared or base.cell.data == SYNTHETIC:
         return request
-    if results.shared:  # one rank's step already holds what making its images costs
-        if pipeline == "new":
-            return request
-        raise BadInput("waiting for images that are not made ahead is not predicted on one machine")
     reads = base.cell.jobs.reads
     return replace(
         request,
         data=IMAGENET,
-        pipeline=pipeline,
         record_bytes=base.size / base.images if base.size and base.images else None,
         storage_gbs=reads.megabytes_per_second * _MEGA / _GIGA if reads else None,
     )

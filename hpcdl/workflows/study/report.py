@@ -62,9 +62,8 @@ def show_data(plan: Plan) -> dict[str, Any]:
 def show_text(plan: Plan) -> str:
     """The question, the matrix, how long it takes, and the acceptance rules."""
     study, scale = plan.study, plan.scale
-    jobs = dict.fromkeys(cell.jobs.name for cell in plan.cells)
     blocks = {
-        f"scale {plan.name} on {plan.site.name}: {scale.shows}": [*map(_jobs_text(plan), jobs)],
+        f"scale {plan.name} on {plan.site.name}: {scale.shows}": [*_jobs_text(plan)],
         "must hold:": [rule["says"] for rule in rules_of(plan)],
         "set beside:": [one.label for one in study.published],
         "cannot run here, and is left out:": _left_out(plan),
@@ -77,26 +76,21 @@ def show_text(plan: Plan) -> str:
     return "\n\n".join([head, *texts, *_takes(plan)])
 
 
-def _jobs_text(plan: Plan) -> Any:
-    """A function from a name of jobs to their number, matrix, and what else they do not share."""
-
-    def text(name: str) -> str:
+def _jobs_text(plan: Plan) -> Iterator[str]:
+    """The number of each kind of jobs, their matrix, and what else they do not share."""
+    for name in dict.fromkeys(cell.jobs.name for cell in plan.cells):
         own = [cell for cell in plan.cells if cell.jobs.name == name]
-        jobs = own[0].jobs
         count = count_of(sum(not cell.point.problem for cell in own), "job")
-        usual = Jobs(name, "gpus=1", "")
         more = [
             f"{one.name} {_text(value)}"
             for one in fields(Jobs)[3:]
-            if (value := getattr(jobs, one.name)) != getattr(usual, one.name)
+            if (value := getattr(own[0].jobs, one.name)) != one.default
         ]
-        return "; ".join([f"{name}: {count}: {jobs.over}", *more])
-
-    return text
+        yield "; ".join([f"{name}: {count}: {own[0].jobs.over}", *more])
 
 
 def _left_out(plan: Plan) -> list[str]:
-    return [f"{cell.label}: {cell.point.problem}" for cell in plan.impossible]
+    return [f"{cell.name}: {cell.point.problem}" for cell in plan.impossible]
 
 
 def _takes(plan: Plan) -> list[str]:
@@ -209,7 +203,7 @@ def as_text(results: Results) -> str:
         f"[{ANSWERS[one.ok]:>11}] {one.says}\n              {one.evidence}"
         for one in results.protocol.verdicts
     ]
-    missing = [f"  {one.cell.label}: {one.reason}" for one in results.missing]
+    missing = [f"  {one.cell.name}: {one.reason}" for one in results.missing]
     head = ["cells without a measurement:"] if missing else []
     busy = [results.busy] if results.busy else []
     return "\n".join([*lines, f"accepted: {results.answer}", *busy, *head, *missing])

@@ -2,9 +2,9 @@
  *
  * HPCDL_READS_BELOW   the folder; files elsewhere are left alone
  * HPCDL_READS_RATE    bytes per second of this process; 0 for no limit
- * HPCDL_READS_CACHED  0: pages leave memory once they are read, as when a data set is larger
- *                     than memory and every epoch reads from the storage again
  *
+ * Pages leave memory once they are read, as when a data set is larger than memory and every epoch
+ * reads from the storage again.
  * Reads wait in one line, as at one device: each takes its bytes / rate from when the one before
  * was done. The data themselves are read from where they are.
  */
@@ -63,9 +63,8 @@ static ssize_t slow(const char *name, int fd, void *data, size_t count, off_t of
     const char *folder = getenv("HPCDL_READS_BELOW");
     if (got <= 0 || folder == NULL || !lies_below(fd, folder))
         return got;
-    const char *cached = getenv("HPCDL_READS_CACHED"), *rate = getenv("HPCDL_READS_RATE");
-    if (cached != NULL && *cached == '0')
-        posix_fadvise(fd, 0, offset + got, POSIX_FADV_DONTNEED);
+    const char *rate = getenv("HPCDL_READS_RATE");
+    posix_fadvise(fd, 0, offset + got, POSIX_FADV_DONTNEED);
     if (rate != NULL && atof(rate) > 0)
         wait_for_device(got, atof(rate));
     return got;
