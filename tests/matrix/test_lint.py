@@ -5,7 +5,6 @@ import json
 import pytest
 
 from hpcdl.jobs.lint import lint
-from hpcdl.slurm.rules import rule
 from tests.matrix.machines import HPCDL, Job
 from tests.waiting import wait_for
 
@@ -36,25 +35,13 @@ def logged(machines):
     for machine in machines.values():
         if not isinstance(machine, str):
             head = "#!/bin/bash\n#SBATCH --partition=cpu --time=5\n#SBATCH "
-            late = f"{head}--output=made-late/%j.out\nmkdir -p made-late\necho ran\n"
             one = f"{head}--output=one.log --array=1-2%1\necho task $SLURM_ARRAY_TASK_ID\n"
-            texts = {"late": late, "one": one}
-            jobs[machine.name] = [
-                (text, queue(machine, name, text)) for name, text in texts.items()
-            ]
+            jobs[machine.name] = one, queue(machine, "one", one)
     return jobs
 
 
-def test_a_log_in_a_directory_that_the_job_makes_is_lost_with_the_job_before_23_02(machine, logged):
-    text, job = logged[machine.name][0]
-    lost = rule("log-directory").holds(machine.release)
-    assert job.end(180).state == ("FAILED" if lost else "COMPLETED")
-    assert (machine.folder / "made-late").exists() != lost
-    assert ("log-directory" in rules_of(text, machine)) == lost
-
-
 def test_a_task_of_an_array_empties_the_log_of_those_before_it(machine, logged):
-    text, job = logged[machine.name][1]
+    text, job = logged[machine.name]
     wait_for(lambda: str(job.number) not in machine("squeue", "--noheader", "-o%F").stdout, 180)
     assert (machine.folder / "one.log").read_text() == "task 2\n"
     assert "array-one-log" in rules_of(text, machine)

@@ -296,7 +296,7 @@ def export_lists(job: Job) -> Iterator[Hit]:
                 yield at("export-comma", option, f"'{text[:40]}' is taken for a name")
 
 
-@checks("mpi-plugin", "pmix-v2-broken")
+@checks("mpi-plugin")
 def mpi_of_steps(job: Job) -> Iterator[Hit]:
     """--mpi= of steps against the plug-ins of the release."""
     plugins, known = mpi_plugins(job.release), {row["name"] for row in load("slurm_rules")["mpi"]}
@@ -305,8 +305,6 @@ def mpi_of_steps(job: Job) -> Iterator[Hit]:
         name = option.text.partition(",")[0] if option else ""
         if option and name in known - {*plugins}:
             yield at("mpi-plugin", option, f"Slurm {job.release} has: {', '.join(plugins)}")
-        elif option and name in {"pmix_v2", "pmix_v3"}:
-            yield at("pmix-v2-broken", option)
 
 
 _FIELDS = {
@@ -349,8 +347,6 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
 # ---- values ----
 
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
-_HOURS = {24, 48, 72, 96}
-"""Numbers of minutes that probably mean hours."""
 _MEANT_GB = frozenset((*range(1, 65), 96, 128))
 """Numbers of megabytes that probably mean gigabytes; 100 and 250 occur in small examples."""
 _FEATURE = re.compile(r"[^&|,()\[\]!*\s]+(?=$|[&|,()\[\]!*\s])")
@@ -393,12 +389,10 @@ def _grammar() -> dict[str, list[tuple[Span, re.Pattern[str], dict[str, Any]]]]:
     return table
 
 
-@checks("time-unit", "memory-unit")
+@checks("memory-unit")
 def counts_without_unit(job: Job) -> Iterator[Hit]:
-    """`--time=48` is 48 minutes, `--mem=16` is 16 MB."""
-    time, memory = job.options.last("time"), job.options.last("mem", "mem-per-cpu", "mem-per-gpu")
-    if time is not None and time.number in _HOURS:
-        yield at("time-unit", time, f"{time.number} minutes")
+    """`--mem=16` is 16 MB."""
+    memory = job.options.last("mem", "mem-per-cpu", "mem-per-gpu")
     if memory is not None and memory.number in _MEANT_GB and _needs_memory(job):
         yield at("memory-unit", memory, f"{memory.number} MB")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 
 from hpcdl.jobs.lint.check_signals import main_work
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
@@ -12,11 +11,6 @@ from hpcdl.jobs.lint.shell import Word, names
 
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
-_LOOKS_ELSEWHERE = re.compile(
-    r"\b(?:srun|mpi\w*|prun|horovodrun|deepspeed|accelerate|ssh|pdsh|clush|parallel|ray|dask\w*|nextflow|snakemake|julia|"
-    r"ibrun|charmrun|starccm\+|fluent|abaqus|comsol|spark-submit|hq|"
-    r"SLURM_(?:JOB_)?NODELIST|SLURM_JOB_NUM_NODES|SLURM_NNODES|hostfile|machinefile|nodefile)(?!\w)"
-)
 _ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
 """An array of one task."""
 _AT_ONCE = {
@@ -39,19 +33,6 @@ def refused_text(job: Job) -> Iterator[Hit]:
             yield Hit(rule, place, 1)
     if text.startswith("\ufeff"):
         yield Hit("byte-order-mark", 0, 1)
-
-
-@checks("export-flows")
-def export_flows_into_steps(job: Job) -> Iterator[Hit]:
-    """--export without ALL, and steps that inherit it."""
-    option = job.options.last("export")
-    if option is None or "ALL" in option.text.upper().split(",") or "$" in option.text:
-        return
-    cured = any("EXPORT_ENV" in word for word in job.script.words_of("unset"))
-    if cured or job.script.assigned("SLURM_EXPORT_ENV", "SRUN_EXPORT_ENV"):
-        return
-    if any(not step.options.has("export") for step in job.sruns):
-        yield at("export-flows", option)
 
 
 @checks("background-unawaited")
@@ -103,39 +84,6 @@ def mail_without_a_reason(job: Job) -> Iterator[Hit]:
         yield at("mail-user-alone", option)
 
 
-_OF_BASH = re.compile(r"\[\[|(?:declare|typeset|local -a|shopt|pushd)\b|.*<\(", re.A)
-
-
-@checks("shell-bash-only")
-def bash_in_sh(job: Job) -> Iterator[Hit]:
-    """Arrays and tests of bash in a script for sh."""
-    for command in job.script.commands if job.script.interpreter == "sh" else ():
-        array = any("=(" in word.raw[:40] for word in command.assignments)
-        if array or (command.words and _OF_BASH.match(command.words[0].raw)):
-            yield Hit("shell-bash-only", command.start, 1)
-            return
-
-
-@checks("log-directory")
-def log_directory_made_too_late(job: Job) -> Iterator[Hit]:
-    """A log in a directory that only the script itself makes."""
-    moved = next((one.start for one in job.script.commands if one.name == "cd"), None)
-    made = {
-        str(PurePosixPath(word.value))
-        for command in job.script.commands
-        if command.name == "mkdir"
-        for word in command.words[1:]
-        # Elsewhere a relative path is another directory.
-        if moved is None or command.start < moved or word.value.startswith("/")
-    }
-    for name in ("output", "error"):
-        option = job.options.last(name)
-        folder = str(PurePosixPath(option.text).parent) if option else "."
-        if option and folder in made - {".", "/"}:
-            yield at("log-directory", option, f"'{folder}' is made by the job")
-            return
-
-
 @checks("array-one-log")
 def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     """All tasks of an array write over the same log."""
@@ -178,15 +126,3 @@ def assignments_with_blanks(job: Job) -> Iterator[Hit]:
         empty = len(command.words) > 2 and value.value == ""
         if spaced and not empty and re.search(rf"\$\{{?{first.raw}\b", job.script.text):
             yield Hit("assignment-spaced", first.start, sign.end - first.start)
-
-
-@checks("idle-nodes")
-def nodes_without_work(job: Job) -> Iterator[Hit]:
-    """Several nodes, and nothing that starts a program on the others."""
-    option = job.options.last("nodes")
-    several = job.nodes is not None and job.nodes > 1
-    lines = (line.text for line in job.script.lines)
-    code = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
-    alone = job.script.is_shell and not _LOOKS_ELSEWHERE.search(code)
-    if option and several and alone and any(True for _ in main_work(job)):
-        yield at("idle-nodes", option)

@@ -72,14 +72,12 @@ def _traps(job: Job) -> Iterator[_Trap]:
                 yield _Trap(command, words[0], signals)
 
 
-@checks("signal-not-trapped", "signal-steps-only", "signal-early", "signal-r-denied")
+@checks("signal-not-trapped", "signal-steps-only", "signal-early")
 def warning_signal(job: Job) -> Iterator[Hit]:
     """Whether the walltime signal reaches a process that handles it."""
     asked = _wall_signal(job)
     if asked is None:
         return
-    if asked.preempt and job.cluster.settings.get("PreemptMode", "OFF").upper().startswith("OFF"):
-        yield at("signal-r-denied", asked.option)
     minutes = job.options.minutes
     if minutes and minutes * 60 <= asked.seconds + _EARLY:
         yield at("signal-early", asked.option)
@@ -206,7 +204,7 @@ def _serves(command: ShellCommand) -> bool:
     return any(_SERVES.match(word.value) for word in command.words)
 
 
-@checks("requeue-truncates", "requeue-uncapped")
+@checks("requeue-truncates")
 def requeue(job: Job) -> Iterator[Hit]:
     """Requeues that lose the log, or never end."""
     requeues = (
@@ -220,5 +218,3 @@ def requeue(job: Job) -> Iterator[Hit]:
     place = option or command
     if job.script.is_batch and not (nowhere or appends) and place:
         yield at("requeue-truncates", place)
-    if command and "SLURM_RESTART_COUNT" not in job.script.text:
-        yield at("requeue-uncapped", command)

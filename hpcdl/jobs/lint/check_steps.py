@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Options
-from hpcdl.jobs.lint.parse import Assignment, JobStep
+from hpcdl.jobs.lint.parse import JobStep
 from hpcdl.jobs.lint.shell import Word, names, parser
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
@@ -115,16 +115,6 @@ def lines_of_the_shell(job: Job) -> Iterator[Hit]:
         quoted = first.raw[:1] in {"'", '"'} and _SHELL_LINE.match(first.value)
         if quoted or first.value in _OF_THE_SHELL:
             yield at("step-of-shell", first)
-
-
-@checks("steps-exclusive")
-def mpirun_without_whole(job: Job) -> Iterator[Hit]:
-    """An mpirun where steps get only what they ask for."""
-    if job.script.assigned("SLURM_WHOLE"):
-        return
-    for step in job.script.steps:
-        if step.launcher in _MPIRUN:
-            yield at("steps-exclusive", step)
 
 
 @checks("overlap-cpus-only")
@@ -307,13 +297,12 @@ def cpus_per_gpu(job: Job) -> Iterator[Hit]:
             yield at("cpus-per-gpu-ignored", option)
 
 
-@checks("allow-task-sharing-srun-only", "allow-task-sharing-indices")
+@checks("allow-task-sharing-srun-only")
 def task_sharing(job: Job) -> Iterator[Hit]:
-    """--gres-flags=allow-task-sharing where it is refused, or counts wrongly."""
+    """--gres-flags=allow-task-sharing for the whole job, which sbatch refuses."""
     for command, _, option in job.given("gres-flags"):
-        where = "indices" if command == "srun" else "srun-only"
-        if "allow-task-sharing" in option.text:
-            yield at(f"allow-task-sharing-{where}", option)
+        if command == "sbatch" and "allow-task-sharing" in option.text:
+            yield at("allow-task-sharing-srun-only", option)
 
 
 @checks("local-rank-global")
@@ -367,32 +356,3 @@ def _filled_in(raw: str) -> bool:
     """Whether the shell that reads a word puts its own rank there."""
     match = _OWN_RANK.search(raw)
     return match is not None and raw[: match.start()].count("'") % 2 == 0
-
-
-@checks("rank-by-hand")
-def ranks_by_hand(job: Job) -> Iterator[Hit]:
-    """Ranks that a script renumbers: by its own case, test or table."""
-    for variable in job.script.assigned(*_LOCAL_RANKS, *_GLOBAL_RANKS):
-        if _INDEXED.search(variable.value):
-            yield at("rank-by-hand", variable)
-        elif variable.name in _GLOBAL_RANKS and variable.value in {
-            "$SLURM_LOCALID",
-            "${SLURM_LOCALID}",
-        }:
-            if job.nodes != 1 and job.script.is_batch:
-                yield at("rank-by-hand", variable, "the local rank is taken for the global one")
-        elif variable.value.isdigit():
-            rank = _rank_at(variable)
-            if rank is not None and int(rank) != int(variable.value[:9]):
-                yield at("rank-by-hand", variable, f"rank {rank} becomes {variable.value[:9]}")
-
-
-def _rank_at(one: Assignment) -> str | None:
-    """The single rank for which an assignment runs, by the case or test around it."""
-    for scope in reversed(one.command.scopes):
-        if scope.kind == "arm" and _RANK.search(scope.subject):
-            numbers = [pattern for pattern in scope.patterns if pattern.isdigit()]
-            return numbers[0] if len(numbers) == len(scope.patterns) == 1 else None
-        if scope.kind == "then" and (match := _TESTED.search(scope.subject)):
-            return match.group(1)
-    return None

@@ -63,8 +63,8 @@ def test_a_release_later_than_the_rules_is_told_the_latest(directory, hpcdl):
 
 def test_explain_prints_a_rule_and_its_source(hpcdl):
     explain = ("job", "lint", "--explain")
-    assert "from: Slurm CHANGELOG 23.02.0rc1" in hpcdl(*explain, "log-directory").out
-    assert "did you mean 'log-directory'?" in hpcdl(*explain, "log-directry", code=2).err
+    assert "from: sbatch(1)" in hpcdl(*explain, "array-one-log").out
+    assert "did you mean 'array-one-log'?" in hpcdl(*explain, "array-one-lgo", code=2).err
 
 
 @pytest.mark.parametrize(
