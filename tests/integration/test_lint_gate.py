@@ -59,7 +59,7 @@ def mutated(count, seed=5):
 
 def refused(slurm, path, text):
     """Whether sbatch refuses a script for its syntax; None where it is for something else."""
-    done = slurm("sbatch", "--test-only", "-p", "v100", path, check=False)
+    done = slurm("sbatch", "--test-only", "-p", "p100", path, check=False)
     if done.returncode == 0:
         return False
     if _NO_SYNTAX.search(done.stderr):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from hpcdl.jobs.lint import lint
+from tests.integration.test_lint_gate import disagreements, mutated
 from tests.matrix.machines import HPCDL, Job
 from tests.waiting import wait_for
 
@@ -56,3 +57,13 @@ def test_what_a_live_slurm_has_not_is_refused_by_it_and_found(machine):
     assert {"partition-unknown", "gres-unknown", "feature-unknown", "option-misspelt"} <= found
     for option, said in (("--constraint=haswell", "feature"), ("--partition=cpus", "partition")):
         assert f"nvalid {said}" in machine("sbatch", option, "--wrap=true").stderr
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.long)])
+def test_mutated_directives_have_an_error_where_this_sbatch_refuses_them(machine, count):
+    def ask(*argv, check=False):
+        return machine(*argv, timeout=120)
+
+    found, asked = disagreements(ask, machine.folder, enumerate(mutated(count, seed=7)))
+    assert asked > count / 2
+    assert len(found) <= count / 1000, found
