@@ -59,10 +59,16 @@ def require_no_stranger(path: Path) -> Path:
 
 
 def require_own(path: Path) -> None:
-    """Raise unless a directory is this user's or root's: files of others would run as this user."""
-    for owner in (path.lstat().st_uid, path.stat().st_uid):  # who made a link can turn it
-        if owner not in _owners():
-            raise _untrusted(path, f"it belongs to {user_of(owner)}")
+    """Raise unless a directory is this user's or root's: files of others would run as this user.
+
+    One above it may be a group's or a colleague's. But not one with this user's name: sites say
+    /scratch/$USER, and whoever makes that first can put all that is in it aside for his own.
+    """
+    named = [above for above in path.absolute().parents if above.name == user_name()]
+    for place in (path, *named):
+        for owner in (place.lstat().st_uid, place.stat().st_uid):  # who made a link can turn it
+            if owner not in _owners():
+                raise _untrusted(place, f"it belongs to {user_of(owner)}")
 
 
 def require_known_owner(path: Path, status: os.stat_result) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hpcdl.jobs.stage import stage
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import make_directory
-from hpcdl.system.trust import require_private
+from hpcdl.system.trust import require_own, require_private
 from tests.strangers import STRANGER, as_root, stranger
 
 
@@ -166,3 +166,16 @@ def test_root_runs_nothing_in_a_stranger_s_directory(shared, command, action, mo
     stranger(command, shared)
     monkeypatch.setenv("HPCDL_CLUSTER_DIR", str(shared / "cluster"))
     assert "belongs to nobody" in hpcdl("cluster", action, code=3).err
+
+
+@as_root
+@pytest.mark.parametrize("prepared", ["mkdir -m 777 root", "mkdir his && ln -s his root"])
+def test_a_directory_with_my_name_that_another_made_is_refused(shared, prepared):
+    """A site's /scratch/$USER was a stranger's, who could swap the scripts that were submitted."""
+    stranger(prepared, shared)
+    stranger("mkdir -pm 777 root/work", shared)
+    (shared / "root/work/mine").mkdir()
+    with pytest.raises(MissingPrerequisite, match="/root cannot be trusted: it belongs to nobody"):
+        require_own(shared / "root/work/mine")
+    (shared / "mine").mkdir()
+    require_own(shared / "mine")
