@@ -51,7 +51,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="PARTITIONS",
         help="partitions to show in one table, such as p100,v100",
     )
-    add("--plot", type=Path, metavar="FILE", help="plot to .png, .svg or .pdf")
+    add("--plot", type=Path, metavar="FILE", help="plot to FILE.svg")
     configure(parser, ScalingRequest)
     configure(parser.add_argument_group("transformers that are split"), ModelSplit)  # type: ignore[arg-type]
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpcdl.predict.hardware import CPU, GIGA
 from hpcdl.predict.request import Forecast, ScalingPoint, smallest_that_fits
 from hpcdl.predict.step import Workload
-from hpcdl.system.figures import write_figure
+from hpcdl.system.chart import Curve, Panel, svg
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_atomic
 from hpcdl.system.text import count_of, table
 
 _HOUR = 3600.0
@@ -258,29 +261,26 @@ def _point_data(found: Forecast, point: ScalingPoint) -> dict[str, Any]:
 
 
 def write_plot(found: Sequence[Forecast], path: Path) -> None:
-    """Write the rate and the efficiency over GPUs; the suffix of `path` is the format."""
-    write_figure(path, (6.4, 6.0), lambda figure: _draw(figure, found))
-
-
-def _draw(figure: Any, found: Sequence[Forecast]) -> None:
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[2, 1])
-    for one in found:
-        gpus = [point.gpus for point in one.points]
-        rates = [point.images_per_second for point in one.points]
-        upper.plot(gpus, rates, marker="o", label=f"{one.machine.name} ({one.machine.gpu})")
-        lows, highs = [point.low for point in one.points], [point.high for point in one.points]
-        upper.fill_between(gpus, lows, highs, alpha=0.2)
-        lower.plot(gpus, [100 * point.efficiency for point in one.points], marker="o")
-    first = found[0]
-    upper.set(xscale="log", yscale="log", ylabel=f"{_unit(first.work)}, and where eight of ten lie")
-    upper.set_title(f"{first.work.net.name}, {_how(first.work)}", fontsize="medium")
-    upper.legend()
-    lower.set(xlabel="GPUs", ylabel="efficiency (%)", ylim=(0, 105))
-    for axes in (upper, lower):
-        axes.grid(alpha=0.3)
-    shown = sorted({point.gpus for one in found for point in one.points})
-    shown = shown if len(shown) <= 14 else [count for count in shown if count.bit_count() == 1]
-    lower.set_xticks(shown, [str(count) for count in shown])
-    lower.minorticks_off()
-    source = f"one GPU: {first.calibration.source}"
-    figure.supxlabel(source, fontsize=6, color="0.4", x=0.01, ha="left")
+    """Write the rate and the efficiency over GPUs as SVG."""
+    if path.suffix.lower() != ".svg":
+        raise BadInput(f"{path} is no figure that can be written", hint="name it *.svg")
+    rates, gains = [], []
+    for number, one in enumerate(found):
+        points, name = one.points, f"{one.machine.name} ({one.machine.gpu})"
+        curve = Curve(
+            name,
+            [(point.gpus, point.images_per_second) for point in points],
+            "predicted",
+            number,
+            [point.low for point in points],
+            [point.high for point in points],
+        )
+        rates.append(curve)
+        gained = [(point.gpus, 100 * point.efficiency) for point in points]
+        gains.append(replace(curve, points=gained, low=(), high=()))
+    work, source = found[0].work, found[0].calibration.source
+    panels = (
+        Panel(f"{work.net.name}, {_how(work)}", "GPUs", _unit(work), rates, log_x=2, log_y=10),
+        Panel("efficiency", "GPUs", "%", gains, log_x=2),
+    )
+    write_atomic(path, svg(panels, f"Bars: eight of ten lie within them. One GPU: {source}"))
