@@ -111,23 +111,15 @@ def _place(site: Site, args: argparse.Namespace, name: str, *, stated: bool) -> 
 
 def _from_last_run(site: Site, request: ScalingRequest) -> tuple[ScalingRequest, tuple[str, ...]]:
     """The request with the site's last run like it and its all-reduce checks."""
-    from dataclasses import replace
-
     kept = (site.paths.work, site.paths.prefix / "references")
     if not any(path.is_dir() for path in kept):
         return request, ()  # nothing ran here: nothing need be imported to look for it
-    from hpcdl.workflows.expectation import last_results, links_of
+    from hpcdl.workflows.expectation import from_site
 
-    runs = () if request.plan else last_results(site, request)
-    given = request.link_gbs is not None or request.network_gbs is not None
-    links = () if given else links_of(site, request.partition)
-    used = [f"the site's last run like it, job {runs[0].parent.name}"] if runs else []
-    used += ["the site's all-reduce check"] if links else []
-    if not (runs or links):
-        return request, ()
-    request = replace(
-        request, result=next(iter(runs), None), repeats=tuple(runs[1:]), exchanges=links
-    )
+    request = from_site(site, request)
+    run = request.result
+    used = [f"the site's last run like it, job {run.parent.name}"] if run else []
+    used += ["the site's all-reduce check"] if request.exchanges else []
     return _on_shared_cores(request), tuple(used)
 
 

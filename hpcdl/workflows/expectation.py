@@ -15,7 +15,7 @@ None.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec, is_train
-from hpcdl.jobs.submission import asked, index
+from hpcdl.jobs.submission import asked as asked_for
+from hpcdl.jobs.submission import index
 from hpcdl.regress.bandwidth import measured_links
 from hpcdl.results.records import EXPECTATION, RESULT, at
 from hpcdl.site import Partition, Site
@@ -35,7 +36,7 @@ from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch,
 from hpcdl.train.options import steps_of as planned_steps
 
 if TYPE_CHECKING:
-    from hpcdl.predict.request import Forecast, ScalingRequest
+    from hpcdl.predict.request import ScalingRequest
     from hpcdl.predict.results import Exchange
 
 MARGIN = 0.05
@@ -101,27 +102,8 @@ class TrainingRun(NamedTuple):
     """
 
     options: TrainOptions
-    model: str
     batch: int
     data: str
-
-    @property
-    def slowed(self) -> bool:
-        """Return whether the run is slowed down on purpose."""
-        return self.options.delay_ms > 0
-
-    def like(self, other: TrainingRun) -> bool:
-        """Return whether a step of the other predicts the time of a step of this one."""
-        keys = ("model", "precision", "xla", "image_size", "accumulate")
-        same = all(getattr(self.options, key) == getattr(other.options, key) for key in keys)
-        return same and not other.slowed and other.batch <= 2 * self.batch <= 4 * other.batch
-
-
-class Data(NamedTuple):
-    """The data of a run: images of an epoch, None without end, and whether they are JPEG."""
-
-    images: int | None
-    jpeg: bool
 
 
 def expect(site: Site, spec: JobSpec) -> Expectation | None:
@@ -129,7 +111,7 @@ def expect(site: Site, spec: JobSpec) -> Expectation | None:
     with suppress(*_UNUSABLE):
         nodes, layout = plan_on(site, spec)
         training = training_of(spec.program, layout.world_size, spec.data)
-        if training is not None and not training.slowed:
+        if training is not None and training.options.delay_ms == 0:
             return _expectation(site, spec, nodes, layout, training)
     return None
 
@@ -149,25 +131,25 @@ def why_none(site: Site, spec: JobSpec) -> str:
 def _expectation(
     site: Site, spec: JobSpec, partition: Partition, layout: Layout, training: TrainingRun
 ) -> Expectation | None:
-    own = _own_results(site, spec, layout, training)
-    if not own and current_or_cluster().shared_cores:
+    from hpcdl.predict.request import answer
+
+    images, jpeg = data_of(training)
+    asked = _request(partition, layout, training, images, jpeg=jpeg)
+    asked = from_site(site, asked, training.options, layout.cpus_per_task)
+    if not asked.result and current_or_cluster().shared_cores:
         return None  # published GPUs say nothing of nodes that one machine emulates
-    links: tuple[Exchange, ...] = ()
-    with suppress(*_UNUSABLE):
-        if layout.world_size > 1:
-            links = measured_links(site, partition, "horovod", layout.tasks_per_node)
-    data = data_of(training)
-    images = data.images
-    found = _predicted(partition, layout, training, data, own, links)
+    found = answer(asked)
     (point,) = found.points
     source, proof = found.calibration.source, found.calibration.proof
     if proof == "doubtful" and point.step.seconds < _SHORTEST_ESTIMATE:
         return None
-    if own:
-        several = f"{len(own)} runs, the last one " if own[1:] else ""
-        source = f"{several}job {own[0].parent.name}, {source}"
+    if asked.result:
+        several = f"{1 + len(asked.repeats)} runs, the last one " if asked.repeats else ""
+        source = f"{several}job {asked.result.parent.name}, {source}"
+    if asked.exchanges and layout.world_size > 1:
+        source += ", links by the site's all-reduce check"
     return Expectation(
-        model=training.model,
+        model=training.options.model,
         precision=training.options.precision,
         batch_per_rank=training.batch,
         ranks=layout.world_size,
@@ -180,130 +162,116 @@ def _expectation(
         run_seconds=steps_of(training, layout.world_size, images) * point.step.seconds,
         walltime_seconds=layout.minutes * 60.0,
         lives=(1 + spec.requeues) * spec.chain,
-        source=source + (", links by the site's all-reduce check" if links else ""),
+        source=source,
         proof=proof,
     )
 
 
-def _predicted(
-    partition: Partition,
-    layout: Layout,
-    training: TrainingRun,
-    data: Data,
-    own: Sequence[Path],
-    links: tuple[Exchange, ...],
-) -> Forecast:
-    from hpcdl.predict.request import ScalingRequest, answer
+def _request(
+    partition: Partition, layout: Layout, training: TrainingRun, images: int | None, *, jpeg: bool
+) -> ScalingRequest:
+    """The question of a job: its training, on its partition as the job sees it.
+
+    That has as many ranks and cores per node as the job has.
+    """
+    from hpcdl.predict.request import ScalingRequest
+
+    ranks = layout.tasks_per_node
+    seen = replace(partition, usable_cpus=ranks * layout.cpus_per_task, sockets=ranks)
+    if partition.gpu is not None:
+        gpu = partition.gpu._replace(per_node=ranks)
+        seen = replace(seen, gpu=gpu, sockets=partition.sockets)
+    return ScalingRequest(
+        partition=seen,
+        model=training.options.model,
+        gpus=str(layout.world_size),
+        batch=training.batch,
+        size=training.options.image_size,
+        precision=_precision(training.options, partition),
+        data="imagenet" if jpeg else SYNTHETIC,
+        images=images,
+    )
+
+
+def _precision(options: TrainOptions, partition: Partition) -> str:
     from hpcdl.predict.results import trained_precision
 
     compute = partition.gpu and partition.gpu.compute
-    return answer(
-        ScalingRequest(
-            partition=_shaped(partition, layout),
-            model=training.model,
-            gpus=str(layout.world_size),
-            batch=training.batch,
-            size=training.options.image_size,
-            precision=trained_precision(
-                training.options.precision, compute, compress=training.options.compress
-            ),
-            data="imagenet" if data.jpeg else SYNTHETIC,
-            images=data.images,
-            result=next(iter(own), None),
-            repeats=tuple(own[1:]),
-            exchanges=links,
-        )
-    )
+    return trained_precision(options.precision, compute, compress=options.compress)
 
 
-def _shaped(partition: Partition, layout: Layout) -> Partition:
-    """The partition as the job sees it: as many ranks and cores per node as the job has."""
-    cores = layout.tasks_per_node * layout.cpus_per_task // partition.threads_per_core
-    if partition.gpu is None:
-        each = max(1, cores // layout.tasks_per_node)
-        return replace(partition, sockets=layout.tasks_per_node, cores_per_socket=each)
+# ---- what the site measured ----
+
+
+def from_site(
+    site: Site, asked: ScalingRequest, job: TrainOptions | None = None, cpus: int | None = None
+) -> ScalingRequest:
+    """The request with the site's last runs like it, and with its all-reduce checks.
+
+    Of a job its options count, too, and that a rank has as many `cpus`.
+    """
+    runs = () if asked.plan else last_results(site, asked, job, cpus)
+    stated = asked.link_gbs is not None or asked.network_gbs is not None
     return replace(
-        partition,
-        gpu=partition.gpu._replace(per_node=layout.tasks_per_node),
-        cores_per_socket=max(1, cores // partition.sockets),
+        asked,
+        result=next(iter(runs), None),
+        repeats=runs[1:],
+        exchanges=() if stated else links_of(site, asked.partition),
     )
 
 
-def _own_results(
-    site: Site, spec: JobSpec, layout: Layout, training: TrainingRun
+def last_results(
+    site: Site, asked: ScalingRequest, job: TrainOptions | None = None, cpus: int | None = None
 ) -> tuple[Path, ...]:
-    """The results of recent jobs of this site that are alike, of the nearest number of ranks.
+    """The results of recent jobs that trained like a request: the newest, and its repeats.
 
-    A rank of theirs did what a rank of this one will do. The newest is the first; others count
-    where they are repeats of it, and its batch is this one's.
+    Of a job's, which is of one number of ranks, the nearest in ranks come first.
     """
-    alike = [one for folder in _recent_jobs(site) for one in _alike(folder, spec, layout, training)]
-    nearest = min((distance for distance, _, _ in alike), default=0)
-    near = [(run, path) for distance, run, path in alike if distance == nearest]
-    most = _MOST_REPEATS if near and near[0][0][0] == training.batch else 1
-    return tuple(path for run, path in near if run == near[0][0])[:most]
-
-
-def _alike(
-    folder: Path, spec: JobSpec, layout: Layout, training: TrainingRun
-) -> Iterator[tuple[int, tuple[object, ...], Path]]:
-    """A job's distance in ranks, what repeats of it have in common, its result; if it is alike."""
-    with suppress(*_UNUSABLE):
-        record = asked(folder)
-        shape = record["layout"]
-        ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
-        other = training_of(tuple(record["program"]), ranks)
-        there = (record["partition"], record.get("gpu_model"), int(shape["cpus_per_task"]))
-        here = (spec.partition, spec.gpu_model, layout.cpus_per_task)
-        if there != here or other is None or not training.like(other):
-            return
-        result = RESULT.find(folder)
-        if (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS:
-            run = (
-                at(result, "batch_per_rank"),
-                at(result, "layout", "ranks"),
-                at(result, "precision"),
-            )
-            yield abs(ranks - layout.world_size), run, folder / RESULT.name
-
-
-def last_results(site: Site, request: ScalingRequest) -> tuple[Path, ...]:
-    """The result of the newest job of a partition that trained like a request, and of its repeats.
-
-    None where nothing is like it.
-    """
-    from hpcdl.predict.results import alike, trained_precision
-
-    results: list[tuple[object, Path]] = []
-    compute = request.partition.gpu and request.partition.gpu.compute
+    found: list[tuple[int, tuple[object, ...], Path]] = []
     for folder in _recent_jobs(site):
         with suppress(*_UNUSABLE):
-            record = asked(folder)
-            there = record["partition"], record.get("gpu_model")
-            if there != (request.partition.name, request.partition.gpu_asked_for):
-                continue
-            ranks = int(record["layout"]["nodes"]) * int(record["layout"]["tasks_per_node"])
+            record = asked_for(folder)
+            shape = record["layout"]
+            ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
+            there = (record["partition"], record.get("gpu_model"))
+            here = (asked.partition.name, asked.partition.gpu_asked_for)
             run = training_of(tuple(record["program"]), ranks)
-            if run is None or run.slowed or run.model != request.model:
-                continue
-            options = run.options
-            if options.image_size != request.size:
-                continue
-            precision = trained_precision(options.precision, compute, compress=options.compress)
-            wanted = "amp" if request.precision == "bf16" else request.precision
-            far = request.batch and not run.batch <= 2 * request.batch <= 4 * run.batch
-            if far or not alike(wanted or trained_precision("fp32", compute), precision):
+            if run is None or there != here or cpus not in (None, int(shape["cpus_per_task"])):
                 continue
             result = RESULT.find(folder)
-            if (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS:
-                results.append(((run, ranks), folder / RESULT.name))
-    return tuple(path for run, path in results if run == results[0][0])[:_MOST_REPEATS]
+            enough = (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS
+            if enough and _alike(run, asked, job):
+                far = abs(ranks - int(asked.gpus or ranks)) if job else 0
+                repeat = (run.batch, ranks, run.options.precision, run.options.compress)
+                found.append((far, repeat, folder / RESULT.name))
+    if not found:
+        return ()
+    _, first, _ = min(found, key=lambda one: one[0])
+    return tuple(path for _, repeat, path in found if repeat == first)[:_MOST_REPEATS]
+
+
+def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) -> bool:
+    """Whether a step of a run predicts the time of a step of a request."""
+    from hpcdl.predict.results import alike, trained_precision
+
+    options = run.options
+    usual = trained_precision("fp32", asked.partition.gpu and asked.partition.gpu.compute)
+    wanted = "amp" if asked.precision == "bf16" else asked.precision or usual
+    batch = asked.batch or run.batch
+    return (
+        options.delay_ms == 0
+        and (options.model, options.image_size) == (asked.model, asked.size)
+        and (job is None or (options.xla, options.accumulate) == (job.xla, job.accumulate))
+        and alike(wanted, _precision(options, asked.partition))
+        and run.batch <= 2 * batch <= 4 * run.batch
+    )
 
 
 def links_of(site: Site, partition: Partition) -> tuple[Exchange, ...]:
     """Return the site's all-reduce measurements of a partition's links, if any."""
     with suppress(*_UNUSABLE):
-        return measured_links(site, partition, "horovod", partition.gpus_per_node or 1)
+        local = partition.gpus_per_node or partition.sockets
+        return measured_links(site, partition, "horovod", local)
     return ()
 
 
@@ -394,22 +362,21 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
         return None
     return TrainingRun(
         options=options,
-        model=options.model,
         batch=whole // ranks,
         data=options.data if options.data != SYNTHETIC or not data else data,
     )
 
 
-def data_of(training: TrainingRun) -> Data:
-    """Return the amount of data of the run, by its dataset.json; unknown sizes are infinite."""
+def data_of(training: TrainingRun) -> tuple[int | None, bool]:
+    """Return the images of an epoch, None without end, and whether they are JPEG."""
     path = Path(training.data, "dataset.json")
     if training.data == SYNTHETIC or path.stat().st_size > _LARGEST_DESCRIPTION:
-        return Data(None, jpeg=False)
+        return None, False
     described: dict[str, Any] = json.loads(read_regular(path, _LARGEST_DESCRIPTION))
-    return Data(int(described["splits"]["train"]["examples"]), described["encoding"] == "jpeg")
+    return int(described["splits"]["train"]["examples"]), described["encoding"] == "jpeg"
 
 
 def steps_of(training: TrainingRun, ranks: int, images: int | None) -> int:
     """Steps of the whole run."""
     per_epoch = images // (training.batch * ranks) if images else 0
-    return planned_steps(training.options, facts_of(training.model), per_epoch)
+    return planned_steps(training.options, facts_of(training.options.model), per_epoch)

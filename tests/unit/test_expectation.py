@@ -86,7 +86,7 @@ def test_a_program_is_read_as_the_training_program_reads_it():
 
 def test_the_last_of_an_option_counts_however_it_is_written():
     training = training_of((*TRAIN, "vgg16", "--model=resnet50", "--global-batch=104"), ranks=8)
-    assert (training.model, training.batch) == ("resnet50", 13)
+    assert (training.options.model, training.batch) == ("resnet50", 13)
 
 
 def test_epochs_are_those_of_the_data_set(three_generations, tmp_path):
@@ -271,6 +271,7 @@ def test_the_check_nearest_in_ranks_and_of_the_same_strategy_counts(checked):
 
 def test_a_job_of_one_rank_and_references_that_cannot_be_read_cost_the_links_only(checked):
     assert "all-reduce" not in expected(checked, big(1)).source
+    assert "all-reduce" in expected(checked, big(16)).source
     site_file(checked, checked.partition("p100").reference_set).write_text("schema: 7")
     assert "all-reduce" not in expected(checked, big(16)).source
 
