@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from hpcdl.facts import PROOFS, load, path
+from hpcdl.facts import PROOFS, path
 from hpcdl.slurm.rules import (
     SEVERITIES,
     SlurmRelease,
@@ -12,7 +12,6 @@ from hpcdl.slurm.rules import (
     known_releases,
     mpi_plugins,
     rule,
-    span,
 )
 from hpcdl.system.errors import BadInput
 
@@ -85,13 +84,6 @@ def test_ids_are_unique_and_edges_lie_within_the_known_releases():
     assert all(
         SlurmRelease.parse(f"{first}.0") <= edge <= SlurmRelease.parse(last) for edge in edges
     )
-
-
-def test_no_fact_has_two_values_in_one_release():
-    for name in {row["name"] for row in load("slurm_rules")["facts"]}:
-        rows = [row for row in load("slurm_rules")["facts"] if row["name"] == name]
-        for release in [*map(SlurmRelease.parse, known_releases()), SlurmRelease.parse("20.11.2")]:
-            assert sum(span(row).holds(release) for row in rows) <= 1, (name, release)
 
 
 def test_pmix_plugins_come_and_go_with_releases():
