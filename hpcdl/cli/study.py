@@ -26,11 +26,6 @@ def _which(parser: argparse.ArgumentParser) -> None:
     )
 
 
-_OUTPUT = option(
-    "--output", "DIR", "directory of the report (default: beside the results)", type=Path
-)
-
-
 def _plan(args: argparse.Namespace) -> Plan:
     from hpcdl.cli.request import pair
     from hpcdl.jobs.program import check_image, image_of
@@ -70,7 +65,6 @@ def _show(args: argparse.Namespace) -> ExitCode:
 @command(
     "hpcdl study run sjtu-inception --scale small",
     _which,
-    _OUTPUT,
     option(
         "--python",
         "FRAMEWORK=PATH",
@@ -102,7 +96,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
         text = running.summary(running.run_statuses(plan))
         return show(args, {"directory": plan.folder, "summary": text}, text)
     _wait(plan, args)
-    return _report_of(plan, args)
+    return _report_of(plan, plan.folder / "report", args)
 
 
 def _wait(plan: Plan, args: argparse.Namespace) -> None:
@@ -121,18 +115,23 @@ def _wait(plan: Plan, args: argparse.Namespace) -> None:
         ) from fault
 
 
-@command("hpcdl study report sjtu-inception --output sjtu", _which, _OUTPUT)
+@command(
+    "hpcdl study report sjtu-inception --output sjtu",
+    _which,
+    option("--output", "DIR", "directory of the report (default: beside the results)", type=Path),
+)
 def _report(args: argparse.Namespace) -> ExitCode:
     """Write the report from the results so far: Markdown, JSON and a figure."""
-    return _report_of(_plan(args), args)
+    plan = _plan(args)
+    return _report_of(plan, args.output or plan.folder / "report", args)
 
 
-def _report_of(plan: Plan, args: argparse.Namespace) -> ExitCode:
+def _report_of(plan: Plan, target: Path, args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.study.report import as_data, as_text, write_report
     from hpcdl.workflows.study.running import collect, last_run_statuses
 
     results = collect(plan, last_run_statuses(plan))
-    paths = write_report(results, args.output or plan.folder / "report")
+    paths = write_report(results, target)
     files = f"report {paths['report.md']}\nfigure {paths['figure.svg']}"
     show(args, {**as_data(results), "files": paths}, f"{as_text(results)}\n{files}")
     # With missing results, or with those of a busy machine, there is no answer.

@@ -155,7 +155,7 @@ def _panel(panel: Panel, letter: str) -> Iterator[str]:
     ys = [point[1] for curve in curves for point in curve.points] + ends
     y = Axis.over(ys, bottom, _TOP, panel.log_y)
     yield from _axes(x, y, panel, bottom)
-    for number, curve in enumerate(curves):
+    for number, curve in reversed([*enumerate(curves)]):  # the first are on top
         yield from _curve(curve, x, y, number)
     named = {curve.name: curve for curve in curves if curve.name}
     for number, (name, curve) in enumerate(named.items()):

@@ -148,6 +148,13 @@ CASES = {
         True,
         "",
     ),
+    "an assert of one's own, of some": (
+        lambda r: all(one.rate >= 8 for one in r.measured),
+        [],
+        [({1: 8.0}, {})],
+        None,
+        "training: gpus=2",
+    ),
     "other weights": (
         lambda r: r.equal("parameters", over="model"),
         [jobs("gpus=1 model=alexnet,resnet50")],

@@ -136,7 +136,7 @@ def make_plan(
     found = (
         cell
         for jobs in scale.jobs
-        for cell in _cells(site, study, scale, _moved(jobs, partitions), pythons, image, folder)
+        for cell in _cells(site, study, scale, jobs, partitions, pythons, image, folder)
     )
     cells = tuple(
         cell
@@ -180,38 +180,19 @@ def _check_partitions(study: Study, scale: Scale, partitions: Sequence[str]) -> 
         raise BadInput("--partition names a partition twice", hint="name each once")
 
 
-def _moved(jobs: Jobs, partitions: Sequence[str]) -> Jobs:
-    """The jobs on other partitions: one takes all, several take the study's place for place."""
-    if not partitions:
-        return jobs
-    own = jobs.matrix.get("partition", ())
-    taken = partitions[: max(1, len(own))]
-    names = dict(zip(own, taken, strict=False))
-    over = {key: ",".join(values) for key, values in jobs.matrix.items()}
-    exclude = [
-        _as_text({key: names[value] if key == "partition" else value for key, value in one.items()})
-        for one in jobs.excluded
-        if one.get("partition") in {None, *names}
-    ]
-    return replace(jobs, over=_as_text({**over, "partition": ",".join(taken)}), exclude=exclude)
-
-
-def _as_text(values: Values) -> str:
-    return shlex.join(f"{key}={value}" for key, value in values.items())
-
-
 def _cells(
     site: Site,
     study: Study,
     scale: Scale,
     jobs: Jobs,
+    partitions: Sequence[str],
     pythons: Mapping[str, str],
     image: str,
     folder: Path,
 ) -> Iterator[Cell]:
     for attempt in range(jobs.repeats):
         own = folder / (f"{jobs.name}-{attempt + 1}" if attempt else jobs.name)
-        for values in _combinations(jobs):
+        for values in _combinations(jobs, partitions):
             if attempt and jobs.repeat_up_to and int(values["gpus"]) > jobs.repeat_up_to:
                 continue
             around = _around(study, values)
@@ -235,12 +216,21 @@ def _cells(
             )
 
 
-def _combinations(jobs: Jobs) -> Iterator[Values]:
-    """The combinations of a matrix that are not excluded."""
+def _combinations(jobs: Jobs, partitions: Sequence[str]) -> Iterator[Values]:
+    """The combinations of a matrix that are not excluded, on other partitions if there are any.
+
+    One takes all, several take the study's place for place; the study's others are left out.
+    """
+    places = dict(zip(jobs.matrix.get("partition", ("",)), partitions, strict=False))
     for choice in product(*jobs.matrix.values()):
         values = dict(zip(jobs.matrix, choice, strict=True))
-        if not any(pattern.items() <= values.items() for pattern in jobs.excluded):
+        own = values.get("partition", "")
+        if any(pattern.items() <= values.items() for pattern in jobs.excluded):
+            continue
+        if not partitions:
             yield values
+        elif own in places:
+            yield {**values, "partition": places[own]}
 
 
 def _around(study: Study, values: Values) -> Surroundings:

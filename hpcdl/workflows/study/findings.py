@@ -57,7 +57,7 @@ class Protocol:
 
     verdicts: list[RuleVerdict] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    timed: bool = False
+    timed: bool = True
 
 
 @dataclass(frozen=True)
@@ -277,11 +277,13 @@ class Results:
         No rule fails before all jobs have ended; none that compares times does on a busy machine.
         """
         protocol = self.protocol
-        protocol.notes, protocol.timed = [], False
+        protocol.notes, protocol.timed = [], True
         decided: bool | None = True
         why = ""
         try:
             yield
+            if not protocol.notes and (names := self._missing()):  # asserts of the study's own
+                raise Undecided(f"{_LACKING}{_few(names)}")
         except Undecided as fault:
             decided, why = None, str(fault)
         except AssertionError as fault:
@@ -317,6 +319,7 @@ class Results:
         if not self.measured:
             raise Undecided("nothing was measured")
         self.protocol.notes.append(text)
+        self.protocol.timed = False
         if holds and (names := self._missing()):
             raise Undecided(f"{_LACKING}{_few(names)}")
         return holds
