@@ -5,6 +5,7 @@ has written it, wherever it is named: by an option, a variable, a default, the P
 """
 
 import os
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,7 +48,10 @@ def planted(shared, monkeypatch):
     for name in [*names, *(f"{one}.yaml" for one in names), "site.json", "job.yml"]:
         if not (shared / name).exists():
             stranger(f"cp text {name}", shared)
-    stranger("mkdir own && cp text own/site.yaml && cp text own/check.py", shared)
+    stranger(
+        "mkdir own && cp text own/site.yaml && cp text own/check.py && cp text own/spack.yaml",
+        shared,
+    )
     stranger("ln -s /etc/hostname link.yaml", shared)
     monkeypatch.chdir(shared)
     monkeypatch.setenv("HPCDL_HOME", str(shared / ".victim"))
@@ -89,6 +93,7 @@ PATHS = [
     (["doctor", "--role", "login", "--site", "embedded.yaml"], {}),
     (["job", "render", "--site", "embedded", "--file", "job"], {}),
     (["job", "submit", "--site", "embedded", "--file", "./job.yaml"], {}),
+    (["stack", "adopt", "own", "--site", "embedded", "--dry-run"], {}),
     (["study", "show", "./site.yaml"], {}),
     (["study", "run", "own/check.py", "--site", "embedded", "--dry-run"], {}),
 ]
@@ -104,7 +109,7 @@ def test_a_file_of_another_user_is_refused_by_name_and_owner(
     done = tried(*words)
     assert done.code == 3, done.out + done.err
     assert "is not read: it belongs to nobody" in done.out + done.err
-    assert "copy it to a file of your own" in done.out + done.err
+    assert re.search("copy (it|the files) to a (file|directory)", done.out + done.err)
     assert "evil" not in done.err
 
 

@@ -31,6 +31,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandFailed
 from hpcdl.system.text import utc_now
+from hpcdl.system.trust import require_known_owners
 
 
 @dataclass(frozen=True)
@@ -106,10 +107,14 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
 
     Raises:
         BadInput: no environment, no TensorFlow in it, no such stack, or no partition can run it.
-        MissingPrerequisite: it has no lock file, or there is no Spack.
+        MissingPrerequisite: it has no lock file, it is another user's, or there is no Spack.
     """
     request = Resolver(site).serving(find_request(site, name))
-    lock = read_lock(_directory(environment))
+    place = _directory(environment)
+    for name in ("spack.yaml", "spack.lock"):  # they name repositories, whose Python Spack runs
+        if (place / name).exists():
+            require_known_owners(place / name)
+    lock = read_lock(place)
     lock.tensorflow  # noqa: B018 - refused here where there is none
     names = request.partitions or tuple(site.partitions)
     left_out = tuple(name for name in names if not _runs_on(site.partition(name), lock, request))
