@@ -6,8 +6,7 @@ from pathlib import Path
 import reframe as rfm
 from reframe.core.builtins import fixture, parameter, run_after
 
-from hpcdl.regress.checkbase import HpcdlCheck, Metric
-from hpcdl.regress.command import rendered
+from hpcdl.regress.checkbase import HpcdlCheck, Metric, rendered
 from hpcdl.regress.references import rule
 from hpcdl.regress.result import Measured, reads
 from hpcdl.regress.training import (

@@ -56,7 +56,13 @@ def _drift(args: argparse.Namespace) -> ExitCode:
 @command(
     "hpcdl check history export > nights.jsonl",
     option("action", "what to do", choices=("show", "export", "import")),
-    option("files", "FILE", "import: JSON lines, CSV, or run directories", nargs="*", type=Path),
+    option(
+        "files",
+        "FILE",
+        "import: JSON lines, run directories, ReFrame's own files",
+        nargs="*",
+        type=Path,
+    ),
     option("--csv", "export: CSV instead of JSON lines"),
     option("--since", "DATE", "only results from this date on", type=a_day),
     history_option,

@@ -13,10 +13,11 @@ from __future__ import annotations
 import functools
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import reframe as rfm
 import reframe.utility.sanity as sn
@@ -28,7 +29,6 @@ from reframe.core.runtime import runtime
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module, is_train
-from hpcdl.regress.command import take_apart
 from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
@@ -36,7 +36,9 @@ from hpcdl.regress.result import Measured, faults_of, of_this_run, read_result
 from hpcdl.results.faults import FaultKind, JobFault, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
+from hpcdl.system.declare import to_argv
 from hpcdl.system.errors import BadInput
+from hpcdl.system.run import module_argv, run
 
 LOG, RESULT = "job.log", "result.json"
 
@@ -306,3 +308,47 @@ def option(setting: str) -> str:
     """`delay_ms=400` as the training program's `--delay-ms=400`; a bare name is a switch."""
     name, sign, value = setting.partition("=")
     return f"--{name.strip('-').replace('_', '-')}{sign}{value}"
+
+
+class Batch(NamedTuple):
+    """The parts of a script.
+
+    `directives` are options of sbatch; then come the lines `before` the launch, the `launcher`
+    with its options, the `program` as bash reads it, and the lines `after`.
+    """
+
+    directives: tuple[str, ...]
+    before: tuple[str, ...]
+    launcher: str
+    program: str
+    after: tuple[str, ...]
+
+
+def take_apart(text: str) -> Batch:
+    """The parts of a script, rendered by hpcdl or put together by ReFrame.
+
+    The launch is the last line that starts with `srun`, with its continuation lines; the
+    launcher's part is what stands before the first break.
+    """
+    lines = text.splitlines()
+    directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
+    body = [line for line in lines if not line.startswith(("#!", "#SBATCH "))]
+    start = max(index for index, line in enumerate(body) if line.startswith("srun "))
+    end = start
+    while body[end].endswith("\\"):
+        end += 1
+    launch = [line.rstrip("\\").strip() for line in body[start : end + 1]]
+    return Batch(
+        tuple(directives),
+        tuple(body[:start]),
+        launch[0],
+        " ".join(launch[1:]),
+        tuple(body[end + 1 :]),
+    )
+
+
+def rendered(site: Site, spec: JobSpec, module: Module) -> str:
+    """Return the script of `hpcdl job render` for a request. Raises CommandFailed: it refuses."""
+    loads = [] if module.names else ["--no-module"]
+    words = [*to_argv(spec), *loads, f"--site={site.source}", "--", *spec.program]
+    return run([*module_argv(sys.executable, "hpcdl"), "job", "render", *words], timeout=60).stdout

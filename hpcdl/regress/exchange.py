@@ -1,8 +1,9 @@
-"""Results as text: JSON lines and CSV out; JSON lines, CSV and a run's verdicts.json in.
+"""Results as text: JSON lines and CSV out; JSON lines, runs and what ReFrame keeps by itself in.
 
-Files are read line by line, however long they are. A line that is no result stops everything
-with its number; a last line without its end is a file that was cut: what stands before it is
-taken, and `Incoming.cut` says where, so that nobody takes a part for the whole.
+ReFrame's own are its report.json, its results database and its performance logs; each case of them
+is judged as one of a run. Files are read line by line, however long they are. A line that is no
+result stops everything with its number; a last line without its end is a file that was cut: what
+stands before it is taken, and `Incoming.cut` says where, so that nobody takes a part for the whole.
 """
 
 from __future__ import annotations
@@ -11,29 +12,37 @@ import csv
 import io
 import json
 import math
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 from hpcdl.regress.formats import Run, read_run
 from hpcdl.regress.history import COLUMNS, TYPES, Result
 from hpcdl.regress.identity import HIGHER, LARGEST, LOWER
-from hpcdl.regress.run_directory import began
+from hpcdl.regress.run_directory import began, is_named_as_run
 from hpcdl.regress.runner import CheckOutcome, Plain, as_data, with_evidence
 from hpcdl.regress.verdict import Verdict, judge
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.system.errors import BadInput, PartlyDone
-from hpcdl.system.inert import csv_cell, of_csv_cell
+from hpcdl.system.inert import csv_cell
 from hpcdl.system.safe_read import open_regular, read_regular
 
 SCHEMA = 1
 MAX_LINE = 1_000_000
 """Characters of a result; a longer line is no file of ours, and is not read to its end."""
 _TOO_LONG = f"it is longer than {MAX_LINE:,} characters: no result"
-_WHAT = "import takes what `hpcdl check history export` writes, with --csv or without"
+_WHAT = (
+    "import takes what `hpcdl check history export` writes, runs with verdicts.json, and ReFrame's "
+    "report.json, results.db and performance logs"
+)
+_SQLITE = b"SQLite format 3\0"
+_OF_LOG = ("value", "ref", "lower_thres", "upper_thres")
 _OF_VERDICT = ("partition", "status", "waived", "reason", "release", "driver", "log", "environment")
 _OF_METRIC = ("value", "unit", "reference", "low", "high", "better")
 _OPEN = {"low": -math.inf, "high": math.inf}
@@ -46,7 +55,7 @@ class Incoming(Iterable[Result]):
     """The results of a file; after they were gone through, `cut` is the line that lacks its end."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path / "verdicts.json" if path.is_dir() else path
+        self.path = path / "verdicts.json" if (path / "verdicts.json").exists() else path
         self.cut: int | None = None
 
     def __iter__(self) -> Iterator[Result]:
@@ -55,17 +64,22 @@ class Incoming(Iterable[Result]):
         Raises BadInput: a line that is none, with its number; the file cannot be read.
         """
         try:
-            binary = open_regular(self.path, "file of results")
-            with io.TextIOWrapper(binary, encoding="utf-8", newline="\n") as file:
+            with open_regular(self.path, "file of results") as binary:
+                head = binary.read(len(_SQLITE))
+            if head == _SQLITE:
+                yield from _of_database(self.path)
+                return
+            with io.TextIOWrapper(
+                open_regular(self.path, "file of results"), encoding="utf-8", newline="\n"
+            ) as file:
                 first = file.readline(MAX_LINE)
-                file.seek(0)
                 if first.startswith("{") and (report := _report(self.path, first)):
                     yield from of_report(report, self.path)
                 elif first.strip() == "{":
                     run = read_run(self.path)
                     yield from of_run(run, _time(self.path, run))
                 else:
-                    yield from (self._csv(file) if first.startswith("run,") else self._json(file))
+                    yield from self._lines(file, first)
         except UnicodeDecodeError as fault:
             raise BadInput(f"{self.path} is not UTF-8 text", hint=_WHAT) from fault
         except OSError as fault:
@@ -74,11 +88,19 @@ class Incoming(Iterable[Result]):
             fault.hint = fault.hint or _WHAT
             raise
 
-    def _json(self, file: IO[str]) -> Iterator[Result]:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), ""), 1):
+    def _lines(self, file: IO[str], first: str) -> Iterator[Result]:
+        """The lines of an export, or the rows of a performance log of ReFrame's."""
+        columns = first.strip().split("|") if "job_completion_time|" in first else []
+        rest = iter(lambda: file.readline(MAX_LINE), "")
+        for number, line in enumerate(rest if columns else chain([first], rest), 1 + bool(columns)):
             if len(line) == MAX_LINE:
                 raise BadInput(f"{self.path}, line {number}: {_TOO_LONG}")
             if not line.strip():
+                continue
+            if columns and line.endswith("\n"):
+                yield from _of_log(
+                    dict(zip(columns, line[:-1].split("|"), strict=False)), self.path
+                )
                 continue
             try:
                 value = json.loads(line)
@@ -91,45 +113,6 @@ class Incoming(Iterable[Result]):
                 raise BadInput(f"{self.path}, line {number}: it is nested too deep") from fault
             yield _result(value, self.path, number)
 
-    def _csv(self, file: IO[str]) -> Iterator[Result]:
-        lines = _Whole(file)
-        rows = csv.DictReader(lines, strict=True)
-        try:
-            for row in rows:
-                lines.taken = 0
-                if not lines.whole:
-                    break
-                if None in row or None in row.values():
-                    raise csv.Error("it has not as many columns as the first line")
-                given = {name: of_csv_cell(cell) for name, cell in row.items()}
-                yield _result(given, self.path, rows.line_num)
-        except csv.Error as fault:
-            if lines.whole and "end of data" not in str(fault):
-                raise BadInput(f"{self.path}, line {rows.reader.line_num}: {fault}") from fault
-            lines.whole = False
-        if not lines.whole:
-            self.cut = rows.reader.line_num
-
-
-@dataclass
-class _Whole:
-    """The lines of a file; `whole` until one comes without its end.
-
-    `taken` are the characters of the present row, which may have many lines.
-    """
-
-    file: IO[str]
-    whole: bool = True
-    taken: int = 0
-
-    def __iter__(self) -> Iterator[str]:
-        while line := self.file.readline(MAX_LINE):
-            self.taken += len(line)
-            if self.taken >= MAX_LINE:
-                raise csv.Error(_TOO_LONG)
-            self.whole = line.endswith("\n")
-            yield line
-
 
 def _report(path: Path, first: str) -> dict[str, Any] | None:
     """A report of ReFrame's own (report.json); None for another file. `first` is its first line."""
@@ -140,6 +123,48 @@ def _report(path: Path, first: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError) as fault:
         raise BadInput(f"{path} is no JSON: {fault}") from fault
     return found if isinstance(found, dict) and "session_info" in found else None
+
+
+def _of_database(path: Path) -> Iterator[Result]:
+    """The sessions of ReFrame's results database, each as one night."""
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
+            for (blob,) in database.execute("SELECT json_blob FROM sessions ORDER BY 1"):
+                yield from of_report(json.loads(blob), path)
+    except (sqlite3.Error, ValueError) as fault:
+        message = f"{path} is no results database of ReFrame ({fault})"
+        hint = "of another history, import what `hpcdl check history export` writes"
+        raise BadInput(message, hint=hint) from fault
+
+
+def _of_log(row: Mapping[str, str], path: Path) -> Iterator[Result]:
+    """The results of one row of a performance log, as of a case of a report."""
+    try:
+        names = [name.removesuffix("_value") for name in row if name.endswith("_value")]
+        case = {
+            **row,
+            "display_name": row["name"],
+            "job_nodelist": row.get("job_nodelist", "").split(","),
+            "perfvalues": {
+                name: [
+                    *(_amount(row.get(f"{name}_{of}")) for of in _OF_LOG),
+                    row.get(f"{name}_unit"),
+                ]
+                for name in names
+            },
+        }
+        time = datetime.fromtimestamp(float(row["job_completion_time_unix"]), timezone.utc)
+    except (KeyError, ValueError, OverflowError, OSError) as fault:
+        message = f"{path} is no performance log of ReFrame that hpcdl can read ({fault!r:.100})"
+        raise BadInput(message, hint="it needs the columns of ReFrame's own settings") from fault
+    verdict = judge(with_evidence(case, Plain({}, {}, {})))
+    run = {"run": f"perflog-{time:%Y%m%d-%H%M%S}", "verdicts": [_plain_verdict(verdict)]}
+    yield from of_run(run, time.isoformat(timespec="seconds"))
+
+
+def _amount(text: str | None) -> float | None:
+    """A number of a log; None where it has none (`None`, `null`)."""
+    return None if text in {None, "", "None", "null"} else float(text or 0)
 
 
 def of_report(report: Mapping[str, Any], path: Path) -> Iterator[Result]:
@@ -171,12 +196,19 @@ def incoming(paths: Sequence[Path]) -> list[Incoming]:
 
     Raises BadInput: nothing is named, or nothing of it holds results.
     """
-    files = [file for path in paths if (file := Incoming(path)).path.exists() or not path.is_dir()]
+    files = [Incoming(one) for path in paths for one in _files(path)]
     if not files:
-        more = ": no directory holds verdicts" if paths else ""
-        hint = "name files of results (JSON lines, CSV) or directories of runs"
+        more = ": no directory holds verdicts or logs" if paths else ""
+        hint = f"name files or directories; {_WHAT}"
         raise BadInput(f"there is nothing to import{more}", hint=hint)
     return files
+
+
+def _files(path: Path) -> list[Path]:
+    """A file, a run's directory with verdicts, or the logs below one of ReFrame's."""
+    if not path.is_dir() or (path / "verdicts.json").exists():
+        return [path]
+    return [] if is_named_as_run(path) else sorted(path.rglob("*.log"))
 
 
 def refuse_cut(files: Iterable[Incoming]) -> None:
@@ -196,7 +228,7 @@ def as_json_lines(results: Iterable[Result]) -> Iterator[str]:
 
 
 def as_csv(results: Iterable[Result]) -> Iterator[str]:
-    """Results as CSV with a header."""
+    """Results as CSV with a header, for spreadsheets."""
     cells = (map(csv_cell, asdict(result).values()) for result in results)
     for row in chain([COLUMNS], cells):
         buffer = io.StringIO(newline="")

@@ -27,7 +27,6 @@ _UNSEEN = (
 UNSEEN = re.compile(f"[{_UNSEEN}]")
 _MARK = f"\x1b{os.urandom(8).hex()}\x1b"
 _FORMULA = re.compile(r"[=+\-@\t|%]")
-_ESCAPE = re.compile(r"\\(?:u([0-9a-f]{4})|\\)")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
 _LINKED = re.compile(r"(:|\bwww)([/.])", re.IGNORECASE)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#!|~<>&$])")
@@ -66,22 +65,13 @@ def in_a_line(text: str) -> str:
 def csv_cell(value: Any) -> Any:
     """A cell that no spreadsheet takes for a formula; numbers stay numbers.
 
-    A text that has to be changed begins with an apostrophe; `of_csv_cell` gives it back.
+    A text that has to be changed begins with an apostrophe.
     """
     if not isinstance(value, str) or _NUMBER.match(value):
         return value
     if value[:1] != "'" and not _FORMULA.match(value.lstrip(" \n")) and not UNSEEN.search(value):
         return value
     return "'" + inert(value.replace("\\", "\\\\"))
-
-
-def of_csv_cell(text: str) -> str:
-    """What `csv_cell` was given; a text that it would not have written stays as it is."""
-    if text[:1] != "'":
-        return text
-    plain = _ESCAPE.sub(lambda one: chr(int(one[1], 16)) if one[1] else "\\", text[1:])
-    whole = plain.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
-    return whole if csv_cell(whole) == text else text
 
 
 def markdown_cell(text: str) -> str:

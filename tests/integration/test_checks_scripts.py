@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.command import rendered, take_apart
+from hpcdl.regress.checkbase import rendered, take_apart
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.training import ALL, TrainingCase, shape_name
 from hpcdl.site import find_site_file, load_site

@@ -11,11 +11,9 @@ import pytest
 from hpcdl import facts
 from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.preflight import Probe
-from hpcdl.jobs.spec import Module
 from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import metric_name
-from hpcdl.regress.command import request_words
 from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import (
@@ -292,15 +290,6 @@ def test_half_precision_needs_a_gpu_that_has_it(three_generations, p100):
         case.request(three_generations, three_generations.partition("k80"), "throughput")
     for has_it in (p100, replace(p100, gpu=p100.gpu._replace(compute="10.0"))):
         assert case.request(three_generations, has_it, "throughput").nodes == 1
-
-
-def test_a_users_command_line_says_the_whole_request(three_generations, p100):
-    spec = job_on(p100, "job", ("hpcdl", "train", "--steps=3"), ranks=2)
-    words = request_words(three_generations, spec, Module(("tensorflow",)))
-    assert words[-4:] == ["--", "hpcdl", "train", "--steps=3"]
-    assert "--gpus-per-node=2" in words
-    assert "--no-module" not in words
-    assert "--no-module" in request_words(three_generations, spec, Module(()))
 
 
 def test_every_copy_is_of_a_tensor_that_was_copied_nowhere_yet():
