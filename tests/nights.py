@@ -3,7 +3,10 @@
 import random
 from datetime import datetime, timedelta, timezone
 
-from hpcdl.regress.history import Result
+from hpcdl.regress.answer import Rulings
+from hpcdl.regress.gate import ask
+from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.report import night_page, read_files
 
 END = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc)
 RELEASES = (
@@ -175,3 +178,22 @@ def _verdict(rng, folder, partition, case, level, count, log_lines):
         "log": str(files["log"]),
         "result": "",
     }
+
+
+def page(folder, nights=80, site="x"):
+    """The page of such nights, as `check report --html` wrote it the morning after; its file."""
+    run = verdicts(folder)
+    with open_history(folder / "history.sqlite", site) as history:
+        history.add(simulated(nights))
+        answer = ask(history, now=END)
+        text = night_page(
+            run,
+            history,
+            read_files(run, folder),
+            site=site,
+            now=END,
+            answer=answer,
+            rulings=Rulings(),
+        )
+    (folder / "night.html").write_text(text)
+    return folder / "night.html"

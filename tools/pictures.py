@@ -8,7 +8,6 @@ there. `report.png` is the page of `hpcdl check report` over simulated nights.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import tempfile
 from html import escape
 from pathlib import Path
 
-from hpcdl.regress.history import open_history
 from tests import nights
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
@@ -93,35 +91,12 @@ def cast(lines: list[str]) -> str:
     )
 
 
-def page(directory: Path) -> Path:
-    """The page of simulated nights."""
-    with open_history(directory / "history.sqlite") as history:
-        history.add(nights.simulated(120, seed=7))
-    (directory / "verdicts.json").write_text(json.dumps(nights.verdicts(directory)))
-    made = directory / "night.html"
-    words = [
-        "check",
-        "report",
-        directory,
-        "--site",
-        "embedded",
-        "--html",
-        made,
-        "--history",
-        directory / "history.sqlite",
-        "--nights",
-        "36500",
-    ]
-    subprocess.run([sys.executable, "-m", "hpcdl", *map(str, words)], check=True)
-    return made
-
-
 def screenshot() -> None:
     """The page, as Chromium shows it."""
     with tempfile.TemporaryDirectory() as directory:
         flags = ["--headless=new", "--no-sandbox", "--hide-scrollbars", "--window-size=1000,900"]
         target = f"--screenshot={FIGURES / 'report.png'}"
-        address = page(Path(directory)).as_uri()
+        address = nights.page(Path(directory), 120, "embedded").as_uri()
         subprocess.run(["chromium", *flags, target, address], check=True, capture_output=True)
 
 

@@ -19,7 +19,7 @@
   }
   for (const input of all(".theme input")) {
     input.checked = input.value === remembered();
-    input.addEventListener("change", () => theme(remembered(input.value)));
+    input.addEventListener("change", () => { theme(remembered(input.value)); redraw(); });
   }
   theme(remembered());
 
@@ -58,7 +58,7 @@
     });
     const under = (event) => {
       const box = plot.getBoundingClientRect();
-      say(figure, model().point(event.clientX - box.left, event.clientY - box.top));
+      say(figure, model().point(event.clientX - box.left));
     };
     plot.addEventListener("pointermove", under);
     plot.addEventListener("pointerdown", under);
@@ -96,7 +96,8 @@
       if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
     }
   }, { rootMargin: "300px" });
-  for (const figure of all("figure")) seen.observe(figure);
+  const charts = all("figure[data-figure=time], figure[data-figure=lines]");
+  for (const figure of charts) seen.observe(figure);
   function redraw() {
     for (const [figure] of drawn) {
       if (figure.hasAttribute("data-seen")) draw(figure);
@@ -112,8 +113,9 @@
     }
   }
   addEventListener("beforeprint", () => {
-    for (const figure of all("figure")) if (!drawn.has(figure)) draw(figure);
+    for (const figure of charts) if (!drawn.has(figure)) draw(figure);
   });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   let waiting = 0;
   addEventListener("resize", () => {
     cancelAnimationFrame(waiting);
@@ -158,7 +160,7 @@
     if (target.matches("tr.row")) {
       open(target, true);
       one(".open", target).focus({ preventScroll: true });
-    } else if (target.matches("figure")) one(".plot", target).focus({ preventScroll: true });
+    } else if (target.matches("figure")) one(".plot, .scroll", target).focus({ preventScroll: true });
     target.scrollIntoView({ block: "start" });
   }
   addEventListener("hashchange", follow);
@@ -172,7 +174,7 @@
     const kinds = chips.filter((chip) => chip.getAttribute("aria-pressed") === "true").map((chip) => chip.dataset.status);
     const fits = (item) => {
       const text = item.dataset.text.toLowerCase();
-      return (!where || item.dataset.partition === where) && wanted.every((word) => text.includes(word));
+      return (!where || (item.dataset.partition ?? where) === where) && wanted.every((word) => text.includes(word));
     };
     let shown = 0;
     const rows = all("tr.row");
@@ -182,7 +184,7 @@
       document.getElementById(one(".open", row).getAttribute("aria-controls")).hidden = row.hidden || !opened;
       shown += row.hidden ? 0 : 1;
     }
-    for (const figure of all("figure")) figure.hidden = !fits(figure);
+    for (const item of all("figure, li.cause")) item.hidden = !fits(item);
     for (const section of all("section")) {
       const none = one(".none", section);
       if (none) none.hidden = all("figure, tr.row", section).some((item) => !item.hidden);

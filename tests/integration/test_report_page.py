@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.regress.answer import Rulings
-from hpcdl.regress.gate import ask
-from hpcdl.regress.history import open_history
-from hpcdl.regress.report import night_page, read_files
 from tests import nights
 from tests.browser import chromium
 from tests.npm import unpack
@@ -51,22 +47,7 @@ CONTRAST = """
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report")
-    run = nights.verdicts(folder)
-    with open_history(folder / "history.sqlite") as history:
-        history.add(nights.simulated(80))
-        answer = ask(history, now=nights.END)
-        page = night_page(
-            run,
-            history,
-            read_files(run, folder),
-            site="x",
-            now=nights.END,
-            answer=answer,
-            rulings=Rulings(),
-        )
-    (folder / "night.html").write_text(page)
-    return folder / "night.html"
+    return nights.page(tmp_path_factory.mktemp("report"))
 
 
 @pytest.fixture(scope="module")
@@ -93,12 +74,12 @@ def until(page, question):
 
 def drawn(page, figure):
     page.do(f"document.querySelector('{figure}').scrollIntoView({{behavior: 'instant'}})")
-    until(page, f"document.querySelector('{figure} svg') !== null")
+    until(page, f"document.querySelector('{figure} canvas') !== null")
 
 
 def open_all(page):
     page.do("document.querySelector('.open').click()")
-    for figure in ("figure.heat", "figure.lines", "figure.time"):
+    for figure in ("figure.lines", "figure.time"):
         drawn(page, figure)
 
 
@@ -108,8 +89,8 @@ def test_it_asks_the_network_for_nothing_and_reports_no_error(page, file):
 
 
 def test_only_figures_near_the_view_are_drawn(page):
-    assert page.do("document.querySelectorAll('figure.heat svg').length") == 0
-    drawn(page, "figure.heat")
+    assert page.do("document.querySelectorAll('figure.lines canvas').length") == 0
+    drawn(page, "figure.lines")
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
@@ -118,7 +99,7 @@ def test_nothing_is_wider_than_the_screen(page, width):
     page.size(width, phone=width < 500)
     page.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.do("document.querySelectorAll('.open').forEach((one) => one.click())")
-    for figure in ("figure.time", "figure.lines", "figure.heat"):
+    for figure in ("figure.time", "figure.lines"):
         drawn(page, figure)
     page.settle()
     assert page.do("document.documentElement.scrollWidth") <= width
@@ -192,16 +173,24 @@ def test_a_figure_is_read_with_the_arrow_keys(page):
     assert "release tensorflow-2.20.0" in page.do(said)
 
 
-def test_nodes_are_read_cell_by_cell(page):
-    drawn(page, "figure.heat")
-    page.do("document.querySelector('figure.heat .plot').focus()")
-    said = "document.activeElement.getAttribute('aria-valuetext')"
-    assert page.do(said).startswith("p100-05, 21 Nov 2026: ")
-    page.press("ArrowDown", "ArrowLeft")
-    assert page.do(said).startswith("p100-01, 20 Nov 2026: ")
+def test_a_slow_node_is_first_in_the_table_of_its_partition(page):
+    first = "document.querySelector('figure.nodes tbody tr')"
+    assert page.do(f"{first}.textContent").startswith("p100-05")
+    assert page.do(f"{first}.querySelectorAll('td.bad').length") > 15
 
 
-@pytest.mark.parametrize("kind", ["time", "lines", "heat"])
+@pytest.mark.parametrize("words", ["drop", "7dc6c03b", "p100-05"])
+def test_the_filter_finds_words_releases_and_nodes(page, words):
+    page.do("document.querySelector('#search').focus()")
+    page.press(*words)
+    shown = page.do(
+        "document.querySelectorAll('figure:not([hidden]), li.cause:not([hidden])').length"
+    )
+    every = page.do("document.querySelectorAll('figure, li.cause').length")
+    assert 0 < shown <= every
+
+
+@pytest.mark.parametrize("kind", ["time", "lines"])
 def test_each_figure_has_its_values_as_a_table(page, kind):
     drawn(page, f"figure.{kind}")
     page.do(f"document.querySelector('figure.{kind} details').open = true")
@@ -230,10 +219,9 @@ def test_hostile_names_and_logs_run_nothing(browser, tmp_path):
     browser.open((tmp_path / "hostile.html").as_uri())
     browser.do("document.querySelectorAll('.open').forEach((one) => one.click())")
     browser.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    for figure in ("figure.time", "figure.heat"):
-        drawn(browser, figure)
-        browser.do(f"document.querySelector('{figure} .plot').focus()")
-        browser.press("ArrowLeft")
+    drawn(browser, "figure.time")
+    browser.do("document.querySelector('figure.time .plot').focus()")
+    browser.press("ArrowLeft")
     until(browser, "document.querySelector('pre').textContent.includes('alert(1)')")
     assert browser.do("window.ran") is None
     assert (browser.do("document.images.length"), browser.errors) == (0, [])

@@ -11,6 +11,7 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.answer import Rulings
+from hpcdl.regress.causes import causes_of
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import FigurePoint, Result, history_path, open_history
 from hpcdl.regress.identity import Series
@@ -19,6 +20,7 @@ from hpcdl.regress.report.figures import MOST, layout_of, nodes_of, scaling, vie
 from hpcdl.regress.report.files import HEAD, TAIL, attach
 from hpcdl.regress.report.page import embedded_json, headline, rows_of, when
 from hpcdl.site import find_site_file, load_site
+from hpcdl.system.resources import folder
 from tests import nights
 from tests.strangers import STRANGER, as_root
 
@@ -105,8 +107,8 @@ def test_nodes_are_held_against_the_median_of_their_night():
         for node in (1, 2, 10)
     ]
     found = nodes_of("p100", [points], ["p100-2"])
-    assert found.values["rows"] == ["p100-2", "p100-1", "p100-10"]
-    assert found.values["cells"][0] == pytest.approx([-0.1, -0.1, -0.1])
+    assert [*found.values["rows"]] == ["p100-2", "p100-1", "p100-10"]
+    assert found.values["rows"]["p100-2"] == [("bad", "\N{MINUS SIGN}10.0\N{NO-BREAK SPACE}%")] * 3
     assert nodes_of("p100", [[point(0), point(1)]]) is None
 
 
@@ -117,7 +119,7 @@ def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn():
         for node in range(1000)
     ]
     found = nodes_of("all", [points], ["n500"])
-    drawn = found.values["rows"]
+    drawn = [*found.values["rows"]]
     assert (len(drawn), drawn[:3], drawn[-1]) == (MOST, ["n500", "n0", "n1"], "n999")
     assert found.subtitle == f"{MOST} nodes of 1,000, farthest from the median, last 3 nights"
 
@@ -148,9 +150,9 @@ def family(*measured):
 
 def test_scaling_is_held_against_the_smallest_layout():
     found = family(("throughput", "mlp-4x2-a", 700.0), ("throughput", "mlp-1x2-a", 200.0))
-    ideal, tonight = found.values["lines"]
-    assert [p["y"] for p in ideal["points"]] == [200, 800]
-    assert [p["label"] for p in tonight["points"]] == ["", "88\N{NO-BREAK SPACE}%"]
+    points = found.values["points"]
+    assert [(p["y"], p["ideal"]) for p in points] == [(200, 200), (700, 800)]
+    assert [p["label"] for p in points] == ["", "88\N{NO-BREAK SPACE}%"]
     assert found.notes == ("88\N{NO-BREAK SPACE}% of the ideal at the largest layout",)
 
 
@@ -339,6 +341,21 @@ def test_a_page_names_its_own_script_by_hash_and_nothing_else(tmp_path):
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy.startswith("default-src 'none'")
     assert "unsafe" not in policy
+
+
+def test_the_page_lists_causes_with_their_findings_and_can_be_searched_for_them(tmp_path):
+    page = nights.page(tmp_path).read_text()
+    with open_history(tmp_path / "history.sqlite", "x") as history:
+        answer = ask(history, now=nights.END)
+    listed = re.findall(r'<li class="\w+ cause" data-text="([^"]*)"', page)
+    closing = [cause for cause in causes_of(answer) if cause.closes]
+    assert len(listed) >= len(closing) > 0
+    assert any("drop" in text and "release" in text for text in listed)
+    assert all(finding.id in page for finding in (*answer.findings, *answer.warnings))
+    figures_text = re.findall(r'data-figure="time"[^>]*data-text="([^"]*)"', page)
+    assert all(nights.RELEASES[2] in text for text in figures_text)
+    assert "uPlot" in page
+    assert "The MIT License" in (folder("templates") / "report" / "uplot" / "LICENSE").read_text()
 
 
 def test_the_command_writes_the_page(tmp_path, capsys):

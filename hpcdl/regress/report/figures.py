@@ -1,13 +1,13 @@
-"""What figures.js draws, as plain values: series over time, and series beside each other. Pure.
+"""What a page draws, as plain values: series over time, and series beside each other. Pure.
 
 A night is one date with the value that drift sees; `low` and `high` are its runs' extremes where
 there are several. Levels are the stretches between change points, each with its robust spread,
 so that the figure shows how sure a level is. Every text that a reader sees is made here.
 
 Cases whose names differ only in their layout (`resnet50-4x8-...`: nodes x ranks of a node) are
-one family; the ideal is the smallest layout's rate times the ranks. A node's cell in the heat map
-is the median, over the series of its partition, of its value against that night's median of all
-nodes: what all nodes share, such as a slower release, is therefore not in it.
+one family; the ideal is the smallest layout's rate times the ranks. A node's cell in the table of
+nodes is the median, over the series of its partition, of its value against that night's median of
+all nodes: what all nodes share, such as a slower release, is therefore not in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -38,11 +38,12 @@ _MUCH, _MOST_WORKERS = 4000, 8
 _NAMED = 8
 """Nodes of a night that are named; of more, their number is told."""
 _MAD_TO_SIGMA = 1.4826
-NIGHTS, MOST = 42, 60
-"""Nights, and nodes, that a heat map shows: more rows than that nobody reads."""
+NIGHTS, MOST = 28, 60
+"""Nights, and nodes, that a table of nodes shows: more rows than that nobody reads."""
+_SLOWER, _SLOW = -0.02, -0.05
 _LAYOUT = re.compile(r"(?:^|-)(\d+)x(\d+)(?=-|$)")
 _RATE = re.compile(r"/s$|per_second|throughput")
-_RECENT = 14
+_RECENT, _SPARKS = 14, 30
 _METRIC_WORDS = {
     "images_per_second": "images per second",
     "best_images_per_second": "images per second, best window",
@@ -53,7 +54,8 @@ _METRIC_WORDS = {
 class Figure:
     """A figure of a page: `values` are what figures.js draws for its `kind`.
 
-    Kinds are `time` (a series over time), `lines` (over a number) and `heat` (a grid of cells).
+    Kinds are `time` (a series over time), `lines` (over a number) and `nodes`, a table. `words` are
+    what the page's filter finds it by, beside its title.
     """
 
     kind: str
@@ -63,6 +65,7 @@ class Figure:
     values: Mapping[str, Any]
     notes: tuple[str, ...] = ()
     tone: str = ""
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,27 @@ class SeriesView:
             self.values,
             notes,
             "bad" if self.alarm else "",
+            " ".join(self._words()),
         )
+
+    def _words(self) -> Iterator[str]:
+        """Releases, drivers and nodes of a series, and what the gate finds in it."""
+        for column in ("release", "driver"):
+            yield from (str(value) for _, value in self.values[column])
+        yield from {*self.values["node"]}
+        yield from (f"{one.kind} {one.description}" for one in self.findings)
+
+    @property
+    def spark(self) -> str:
+        """The last nights as the path of a line of 60 by 16."""
+        values = [value for value in self.values["value"][-_SPARKS:] if value is not None]
+        low, high = min(values, default=0.0), max(values, default=0.0)
+        step = 60 / max(1, len(values) - 1)
+        points = (
+            f"{index * step:.1f} {15 - 14 * (value - low) / (high - low or 1):.1f}"
+            for index, value in enumerate(values)
+        )
+        return "M" + "L".join(points) if len(values) > 1 else ""
 
 
 def describe_metric(name: str) -> str:
@@ -298,6 +321,7 @@ def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -
         {
             "x": n,
             "y": values[-1],
+            "ideal": rate_of_one * n,
             "low": min(values),
             "high": max(values),
             "usual": rounded(median(values)),
@@ -305,16 +329,7 @@ def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -
         }
         for n, values in recent.items()
     ]
-    ideal = [{"x": n, "y": rate_of_one * n} for n in ranks]
-    values = {
-        "x": "ranks",
-        "unit": members[ranks[0]].series.unit,
-        "lines": [
-            {"name": "ideal", "ideal": True, "points": ideal},
-            {"name": "tonight", "points": points},
-        ],
-        "note": f"whiskers: lowest and highest of the last {_RECENT} nights",
-    }
+    values = {"x": "ranks", "unit": members[ranks[0]].series.unit, "points": points}
     place, check, family, metric = key
     note = f"{shares[ranks[-1]]} of the ideal at the largest layout"
     return Figure(
@@ -330,7 +345,7 @@ def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -
 def nodes_of(
     partition: str, series: Iterable[Sequence[FigurePoint]], slow: Iterable[str] = ()
 ) -> Figure | None:
-    """The heat map of a partition, None where fewer than two nodes were ever compared.
+    """The table of a partition's nodes, None where fewer than two were ever compared.
 
     Higher values of the series are better. `slow` are nodes that drift detection calls so; they
     come first. Of more than MOST nodes, those farthest from the median are shown.
@@ -359,23 +374,26 @@ def nodes_of(
     }
     far = sorted(grid, key=lambda name: (name in marked, abs(latest[name])), reverse=True)
     shown = [name for name in grid if name in far[:MOST]]
-    drawn = {
-        "rows": shown,
-        "columns": nights,
-        "cells": [grid[name] for name in shown],
-        "marked": marked,
-        "latest": [signed(latest[name]) for name in shown],
-    }
+    drawn = {"columns": nights, "rows": {name: [*map(_cell, grid[name])] for name in shown}}
     of_more = f" of {len(grid):,}, farthest from the median" if len(grid) > MOST else ""
     return Figure(
-        "heat",
+        "nodes",
         partition,
         f"{len(shown)} nodes{of_more}, last {len(nights)} nights",
         partition,
         drawn,
         tuple(f"{name} is slower than the others" for name in marked),
         "bad" if marked else "",
+        " ".join(shown),
     )
+
+
+def _cell(value: float | None) -> tuple[str, str]:
+    """A cell's tone and its text."""
+    if value is None:
+        return "", ""
+    tone = "bad" if value <= _SLOW else "uncertain" if value <= _SLOWER else ""
+    return tone, signed(value)
 
 
 def _natural(text: str) -> list[tuple[int, str]]:

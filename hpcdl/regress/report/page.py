@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from hpcdl.regress.answer import Finding, GateAnswer, Rulings, beside
+from hpcdl.regress.answer import Finding, GateAnswer, Rulings
+from hpcdl.regress.causes import causes_of
 from hpcdl.regress.formats import Run
 from hpcdl.regress.gate import first_night
 from hpcdl.regress.history import FigurePoint, History, single_node
@@ -32,7 +33,8 @@ from hpcdl.system.inert import inert_text, inert_values
 from hpcdl.system.resources import folder, templates
 from hpcdl.system.text import duration
 
-_SCRIPTS = ("figures.js", "page.js")
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "figures.js", "page.js")
+_STYLES = ("uplot/uPlot.min.css", "style.css")
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS")
 
 
@@ -101,6 +103,7 @@ def night_page(
         counts=Counter(row.status for _, row in rows),
         attention=[*_attention(answer, run["verdicts"], rows, shown)],
         links=_first_figures(shown),
+        sparks=_sparks(shown),
         verdicts=headline(run["verdicts"]),
         files=files,
         partitions=sorted(places),
@@ -121,6 +124,14 @@ def _first_figures(shown: Sequence[SeriesView]) -> dict[tuple[str, str, str], st
     return {
         (view.series.check, view.series.case, view.series.place): f"s{index}"
         for index, view in reversed([*enumerate(shown)])
+    }
+
+
+def _sparks(shown: Sequence[SeriesView]) -> dict[tuple[str, str, str, str], str]:
+    """Return the last nights of each series, as the path of a small line."""
+    return {
+        (view.series.check, view.series.case, view.series.place, view.series.metric): view.spark
+        for view in shown
     }
 
 
@@ -174,7 +185,7 @@ def _sections(
             "name": "time",
             "heading": "Over time",
             "text": "Each dot is a night. The line is the level between changes, the band around "
-            "it two standard deviations; what lies beyond the bounds is shaded.",
+            "it two standard deviations; grey lines are bounds, a dashed one is the reference.",
             "figures": named("s", [view.figure for view in shown]),
             "empty": "There is no history yet: each `hpcdl check run` adds a night.",
         },
@@ -209,27 +220,37 @@ def _attention(
     verdicts: Sequence[Mapping[str, Any]],
     rows: Sequence[tuple[int, Row]],
     shown: Sequence[SeriesView],
-) -> Iterator[dict[str, str]]:
-    """Yield what needs attention: verdicts; other closing findings, newest first; warnings."""
+) -> Iterator[dict[str, Any]]:
+    """Yield the gate's causes, worst first, each with its findings; then verdicts that it lacks.
+
+    The gate lacks those of a run that is not the last one of its history.
+    """
+    figure = {view.series: f"s{index}" for index, view in enumerate(shown)}
+    found: set[tuple[str, str, str]] = set()
+    row_of = {(row.check, row.case, row.partition): index for index, row in reversed(rows)}
+    for cause in causes_of(answer):
+        items = []
+        for finding in cause.findings:
+            key = (finding.series.check, finding.series.case, finding.series.place)
+            found |= {key} if finding.of_last_night else set()
+            verdict = f"v{row_of[key]}" if finding.of_last_night and key in row_of else ""
+            items.append(
+                {
+                    "name": finding.name,
+                    "description": f"{finding.description} (id {finding.id})",
+                    "link": verdict or figure.get(finding.series, "time"),
+                }
+            )
+        tone = "bad" if cause.closes else "uncertain"
+        first = cause.findings[0]
+        title = cause.title if len(items) > 1 else first.name
+        yield {"tone": tone, "kind": first.kind, "title": title, "findings": items}
     for index, row in rows:
-        if row.tone != "good" and not row.waived:
-            yield {
-                "tone": row.tone,
-                "kind": row.status,
-                "link": f"v{index}",
-                "name": f"{row.name} on {row.partition or 'no partition'}",
-                "description": row.reason or "no reason given",
-            }
-    links = {view.series: f"s{index}" for index, view in enumerate(shown)}
-    closing = sorted(beside(answer, verdicts), key=lambda finding: str(finding.began), reverse=True)
-    for finding in (*closing, *answer.warnings):
-        yield {
-            "tone": "uncertain" if finding in answer.warnings else "bad",
-            "kind": finding.kind,
-            "name": finding.name,
-            "description": f"{finding.description} (id {finding.id})",
-            "link": links.get(finding.series, "time"),
-        }
+        if row.tone == "good" or row.waived or (row.check, row.case, row.partition) in found:
+            continue
+        name = f"{row.name} on {row.partition or 'no partition'}"
+        item = {"name": name, "description": row.reason or "no reason given", "link": f"v{index}"}
+        yield {"tone": row.tone, "kind": row.status, "title": name, "findings": [item]}
 
 
 def _render(
@@ -250,9 +271,14 @@ def _render(
     environment.filters.update(
         number=number, change=change_text, bounds=bounds_text, named=describe_metric
     )
-    style = (place / "style.css").read_text(encoding="utf-8")
+    style = "".join((place / name).read_text(encoding="utf-8") for name in _STYLES)
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    data = {name: one.values for section in sections for name, one in section["figures"].items()}
+    data = {
+        name: one.values
+        for section in sections
+        for name, one in section["figures"].items()
+        if one.kind != "nodes"
+    }
     return environment.get_template("night.html.j2").render(
         title=title,
         sections=sections,
