@@ -51,13 +51,13 @@ def _resolve(args: argparse.Namespace) -> ExitCode:
 )
 def _plan(args: argparse.Namespace) -> ExitCode:
     """Show what would be built and published, and what changes for users and checks."""
-    from hpcdl.workflows.site_plan import as_data, as_text, plan
+    from hpcdl.workflows.site_plan import as_text, plan
 
     found = plan(the_site(args), args.partition)
-    show(args, as_data(found), as_text(found))
-    if found.changes:
+    show(args, found, as_text(found))
+    if found["changes"]:
         return ExitCode.CHANGES
-    return ExitCode.NO if found.blocked else ExitCode.OK
+    return ExitCode.NO if found["blocked"] else ExitCode.OK
 
 
 def _gate_arguments(parser: argparse.ArgumentParser) -> None:

@@ -2,15 +2,16 @@
 
 Each stack of a site has a `StackTarget`, planned as `stack build` plans it. It is compared with
 what is published: versions, modules and what a plain load gives where, jobs that wait or run,
-references that would become STALE. Nothing is written. Below is the plan as text and as data.
+references that would become STALE. Nothing is written. The plan is the JSON document that the
+command prints; `as_text` reads it, too.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from hpcdl.regress.references import load_references
@@ -114,129 +115,63 @@ def _target(site: Site, plan: ReleasePlan) -> StackTarget:
     return StackTarget(stack, backend, names, release, plan.exists, steps, lack, notes)
 
 
-@dataclass(frozen=True)
-class VersionChange:
-    """A part of a stack in another version; None is a part that was not or will not be there."""
-
-    component: str
-    before: str | None
-    after: str | None
-
-
-@dataclass(frozen=True)
-class StackPlan:
-    """One target beside the release that its partitions have now."""
-
-    target: StackTarget
-    before: Release | None
-    versions: tuple[VersionChange, ...]
-
-    @property
-    def publishes(self) -> bool:
-        """Return whether another release than now would become the partitions' own."""
-        after = None if self.target.blocked else self.target.release
-        return after is not None and (self.before is None or self.before.id != after.id)
-
-
-@dataclass(frozen=True)
-class Default:
-    """The release of a plain `module load tensorflow` on a partition, before and after."""
-
-    partition: str
-    before: Release | None
-    after: Release
-
-    @property
-    def changes(self) -> bool:
-        """Return whether it is another release."""
-        return self.before is None or self.before.id != self.after.id
-
-    @property
-    def serves(self) -> bool:
-        """Return whether the release is for that partition."""
-        return not self.after.partitions or self.partition in self.after.partitions
+def plan(site: Site, partition: str | None = None) -> dict[str, Any]:
+    """What building and publishing every stack, or that of one partition, would change: JSON."""
+    found = targets(site, partition)
+    stacks = [_stack(site, target) for target in found]
+    new = [
+        target.release
+        for target, row in zip(found, stacks, strict=True)
+        if row["publishes"] and target.release
+    ]
+    stacked = {name for target in found if target.stack for name in target.partitions}
+    modules, after = _modules(site, new, stacked)
+    users_see = modules["added"] or modules["moved"] or modules["rewritten"]
+    return {
+        "schema": 1,
+        "site": site.name,
+        "changes": bool(users_see or new or after),
+        "blocked": any(target.blocked for target in found),
+        "stacks": stacks,
+        "modules": modules,
+        "jobs": _jobs(site, modules, after),
+        "references": list(_stale(site, {name: one["after"]["id"] for name, one in after.items()})),
+    }
 
 
-@dataclass(frozen=True)
-class ModulesPlan:
-    """Modules by full name: new ones, names that lead to another release, what else is written."""
-
-    added: tuple[str, ...]
-    moved: tuple[str, ...]
-    defaults: tuple[Default, ...]
-    rewritten: bool
-
-    @property
-    def changes(self) -> bool:
-        """Return whether users would see anything else than now."""
-        moved = any(default.changes for default in self.defaults)
-        return bool(self.added or self.moved or moved or self.rewritten)
+def _release(release: Release | None) -> dict[str, Any] | None:
+    if release is None:
+        return None
+    return {
+        "id": release.id,
+        "module": release.module,
+        "proof": release.proof,
+        "created": release.created or None,
+    }
 
 
-@dataclass(frozen=True)
-class JobsPlan:
-    """Active jobs: `pinned` keep their release, `affected` load what would change by its name.
-
-    `unknown` are those whose script cannot be read; `away` says why Slurm was not asked.
-    """
-
-    pinned: tuple[Use, ...] = ()
-    affected: tuple[tuple[Use, str], ...] = ()
-    unknown: tuple[Use, ...] = ()
-    away: str = ""
-
-
-@dataclass(frozen=True)
-class StaleReferences:
-    """References of a partition that would not be of its release any more."""
-
-    partition: str
-    reference_set: str
-    count: int
-    measured_with: str
-
-
-@dataclass(frozen=True)
-class SitePlan:
-    """All that would change."""
-
-    site_name: str
-    stacks: tuple[StackPlan, ...]
-    modules: ModulesPlan
-    jobs: JobsPlan
-    references: tuple[StaleReferences, ...]
-
-    @property
-    def changes(self) -> bool:
-        """Return whether anything would change."""
-        return self.modules.changes or any(stack.publishes for stack in self.stacks)
-
-    @property
-    def blocked(self) -> bool:
-        """Return whether a stack cannot be built at all."""
-        return any(stack.target.blocked for stack in self.stacks)
-
-
-def plan(site: Site, partition: str | None = None) -> SitePlan:
-    """Return what building and publishing every stack, or that of one partition, would change."""
-    stacks = tuple(_stack_plan(site, target) for target in targets(site, partition))
-    modules = _modules_plan(site, stacks)
-    changed = {default.partition: default for default in modules.defaults if default.changes}
-    return SitePlan(
-        site_name=site.name,
-        stacks=stacks,
-        modules=modules,
-        jobs=_jobs_plan(site, modules, changed),
-        references=tuple(_stale(site, changed)),
-    )
-
-
-def _stack_plan(site: Site, target: StackTarget) -> StackPlan:
-    after = target.release.id if target.release else None
+def _stack(site: Site, target: StackTarget) -> dict[str, Any]:
+    """A target beside the release that its partitions have now."""
+    after = target.release
     have = [_serving(site, name) for name in target.partitions]
     # Where the partitions have different releases now, one that changes counts for all.
-    before = next((one for one in have if one is None or one.id != after), have[0])
-    return StackPlan(target, before, tuple(_version_changes(target, before)))
+    before = next((one for one in have if one is None or not after or one.id != after.id), have[0])
+    changes = after is not None and (before is None or before.id != after.id)
+    return {
+        "stack": target.stack or None,
+        "backend": target.backend or None,
+        "partitions": list(target.partitions),
+        "before": _release(before),
+        "after": _release(after),
+        "built": target.built,
+        # The id is final once the wheels are locked or the environment is solved.
+        "final": bool(target.built or (after and after.lock)),
+        "publishes": changes and not target.blocked,
+        "blocked": target.blocked or None,
+        "steps": list(target.steps),
+        "notes": list(target.notes),
+        "versions": list(_versions(before, after)) if after and changes else [],
+    }
 
 
 def _serving(site: Site, partition: str) -> Release | None:
@@ -247,10 +182,8 @@ def _serving(site: Site, partition: str) -> Release | None:
         return None
 
 
-def _version_changes(target: StackTarget, before: Release | None) -> Iterator[VersionChange]:
-    after = target.release
-    if after is None or (before is not None and before.id == after.id):
-        return
+def _versions(before: Release | None, after: Release) -> Iterator[dict[str, str | None]]:
+    """What changes its version; None is a part that was not or will not be there."""
     # Where there was nothing, the components say enough.
     old, new = (_contents(before), _contents(after)) if before else ({}, after.versions)
     if not after.lock:
@@ -258,7 +191,7 @@ def _version_changes(target: StackTarget, before: Release | None) -> Iterator[Ve
         old = {name: version for name, version in old.items() if name in new}
     for name in dict.fromkeys([*new, *old]):
         if name != "driver" and old.get(name) != new.get(name):
-            yield VersionChange(name, old.get(name), new.get(name))
+            yield {"component": name, "before": old.get(name), "after": new.get(name)}
 
 
 def _contents(release: Release) -> dict[str, str]:
@@ -271,30 +204,35 @@ def _contents(release: Release) -> dict[str, str]:
     return {**release.versions, **own, **packages}
 
 
-def _modules_plan(site: Site, stacks: Sequence[StackPlan]) -> ModulesPlan:
+def _modules(
+    site: Site, new: Sequence[Release], stacked: Collection[str]
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Modules by full name, and the plain loads that change by partition.
+
+    New ones, names that lead to another release, what a plain load gives before and after, and
+    whether only files are written again. `stacked` are the partitions that a stack names.
+    """
     history = read_history(site)
-    new = [stack.target.release for stack in stacks if stack.publishes and stack.target.release]
     events = [*history, *(Event("publish", release.id) for release in new)]
     after = shown_after(site, events, expected=new)
     if after is None:
-        return ModulesPlan((), (), (), rewritten=False)
+        return {"added": [], "moved": [], "rewritten": False, "defaults": []}, {}
     before, then = _names(shown_after(site, history)), _names(after)
-    own = {name for stack in stacks if stack.target.stack for name in stack.target.partitions}
-    defaults = [
-        Default(name, _serving(site, name), release)
-        for name, release in after.chosen.partitions.items()
-    ]
-    return ModulesPlan(
-        added=tuple(name for name in then if name not in before),
-        moved=tuple(n for n, name in then.items() if before.get(n, name) != name),
+    defaults: list[dict[str, Any]] = []
+    for name, release in after.chosen.partitions.items():
+        had = _serving(site, name)
+        serves = not release.partitions or name in release.partitions
         # Where nothing can be built for a partition, what the others have is not for it.
-        defaults=tuple(
-            default
-            for default in defaults
-            if default.before or default.serves or default.partition not in own
-        ),
-        rewritten=not new and current_id(site) is not None and _differ(site, after),
-    )
+        if had or serves or name not in stacked:
+            row = {"partition": name, "before": _release(had), "after": _release(release)}
+            defaults.append({**row, "changes": had is None or had.id != release.id})
+    found = {
+        "added": [name for name in then if name not in before],
+        "moved": [name for name, one in then.items() if before.get(name, one) != one],
+        "rewritten": not new and current_id(site) is not None and _differ(site, after),
+        "defaults": defaults,
+    }
+    return found, {row["partition"]: row for row in defaults if row["changes"]}
 
 
 def _names(shown: PublishedState | None) -> dict[str, str]:
@@ -313,217 +251,150 @@ def _differ(site: Site, shown: PublishedState) -> bool:
     return True
 
 
-def _jobs_plan(site: Site, modules: ModulesPlan, changed: Mapping[str, Default]) -> JobsPlan:
+def _jobs(
+    site: Site, modules: Mapping[str, Any], after: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Active jobs: pinned to their release, affected by name, or of unknown scripts.
+
+    `away` says why Slurm was not asked.
+    """
     try:
-        jobs = uses(site)
+        jobs, away = uses(site), None
     except MissingPrerequisite as lack:
-        return JobsPlan(away=lack.message)
-    affected = [(use, _what_changes(use, modules, changed)) for use in jobs if use.loads]
-    return JobsPlan(
-        pinned=tuple(use for use in jobs if use.releases),
-        affected=tuple((use, other) for use, other in affected if other and not use.releases),
-        unknown=tuple(use for use in jobs if not use.known),
-    )
+        jobs, away = (), lack.message
+    rows = [(use, _row(use), _gets(use, modules["moved"], after)) for use in jobs]
+    return {
+        "away": away,
+        "pinned": [row for use, row, _ in rows if use.releases],
+        "affected": [{**row, "gets": gets} for use, row, gets in rows if gets and not use.releases],
+        "unknown": [row for use, row, _ in rows if not use.known],
+    }
 
 
-def _what_changes(use: Use, modules: ModulesPlan, changed: Mapping[str, Default]) -> str:
+def _row(use: Use) -> dict[str, Any]:
+    job = use.job
+    row = {"job": job.id, "name": job.name, "partition": job.partition, "state": job.state}
+    return {**row, "releases": list(use.releases), "loads": list(use.loads)}
+
+
+def _gets(use: Use, moved: Collection[str], after: Mapping[str, Mapping[str, Any]]) -> str:
     """Describe what a job that loads by name gets instead after the publish; '' if nothing."""
     for name in use.loads:
-        default = changed.get(use.job.partition)
+        default = after.get(use.job.partition)
         if "/" not in name and default is not None:
-            was = default.before.module if default.before else "nothing"
-            return f"{default.after.module} instead of {was}"
-        if name in modules.moved:
+            was = default["before"]["module"] if default["before"] else "nothing"
+            return f"{default['after']['module']} instead of {was}"
+        if name in moved:
             return f"another build of {name}"
     return ""
 
 
-def _stale(site: Site, changed: Mapping[str, Default]) -> Iterator[StaleReferences]:
-    by_set: dict[str, dict[str, Counter[str]]] = {}
-    for part in site.by_groups(list(changed)) if changed else ():
-        name, after = part.reference_set, changed[part.name].after.id
+def _stale(site: Site, after: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """References of a partition that would not be of its release any more."""
+    by_set: dict[str, Counter[tuple[str, str]]] = {}
+    for part in site.by_groups(list(after)) if after else ():
+        name = part.reference_set
         if name not in by_set:  # a set is read once, for all its partitions
-            by_set[name] = {}
-            for row in load_references(site, name).values():
-                if row.release is not None:
-                    by_set[name].setdefault(row.partition, Counter())[row.release] += 1
-        for release, count in by_set[name].get(part.label, Counter()).items():
-            if release != after:
-                yield StaleReferences(part.label, name, count, release)
+            rows = load_references(site, name).values()
+            by_set[name] = Counter((row.partition, row.release) for row in rows if row.release)
+        for (label, release), count in by_set[name].items():
+            if label == part.label and release != after[part.name]:
+                row = {"partition": label, "reference_set": name, "count": count}
+                yield {**row, "measured_with": release}
 
 
-# ---- as text and as data ----
+# ---- as text ----
 
 
-def as_text(plan: SitePlan) -> str:
+def as_text(found: Mapping[str, Any]) -> str:
     """The plan as a page."""
-    parts = ["\n".join(_stack(one)) for one in plan.stacks]
-    sections = {
-        "modules": _modules(plan),
-        "jobs": _jobs(plan.jobs),
-        "references": _references(plan),
-    }
-    for title, lines in sections.items():
-        found = [f"  {line}" for line in lines]
-        if found:
-            parts.append("\n".join([paint(title, "bold"), *found]))
-    parts.append(_next(plan))
-    return "\n\n".join(parts)
+    parts = ["\n".join(_stack_lines(one)) for one in found["stacks"]]
+    for title, lines in (
+        ("modules", _module_lines(found["modules"])),
+        ("jobs", _job_lines(found["jobs"])),
+        ("references", map(_stale_line, found["references"])),
+    ):
+        indented = [f"  {line}" for line in lines]
+        if indented:
+            parts.append("\n".join([paint(title, "bold"), *indented]))
+    return "\n\n".join([*parts, _next(found)])
 
 
-def _stack(planned: StackPlan) -> Iterator[str]:
-    target, after = planned.target, planned.target.release
-    names = ", ".join(target.partitions)
-    if not target.stack:
-        yield paint(f"no stack for {names}", "bold")
-        yield from (f"  note: {note}" for note in target.notes)
+def _stack_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    names, after = ", ".join(row["partitions"]), row["after"]
+    stack = f"stack {row['stack']}, {row['backend']}, for" if row["stack"] else "no stack for"
+    yield paint(f"{stack} {names}", "bold")
+    if row["blocked"]:
+        yield f"  cannot be built here: {row['blocked']}"
+    if after and not row["publishes"] and not row["blocked"]:
+        yield f"  nothing to do: {after['id']} is published ({after['proof']})"
         return
-    yield paint(f"stack {target.stack}, {target.backend}, for {names}", "bold")
-    if target.blocked:
-        yield f"  cannot be built here: {target.blocked}"
-    if after is None:
-        return
-    if not planned.publishes and not target.blocked:
-        yield f"  nothing to do: {after.id} is published ({after.proof})"
-        return
-    was = planned.before.id if planned.before else "nothing"
-    known = after.id if target.built or after.lock else f"{after.id}-..."
-    yield f"  release {was} -> {known}; evidence: {after.proof}"
-    yield from (f"  {step}" for step in target.steps or [f"nothing to build: {after.id} is built"])
-    yield from (f"  note: {note}" for note in target.notes)
-    rows = [
-        [f"  {row.component}", f"{row.before or '-'} -> {row.after or '-'}"]
-        for row in planned.versions
-    ]
-    if rows:
-        yield table(rows)
-
-
-def _modules(plan: SitePlan) -> Iterator[str]:
-    modules = plan.modules
-    yield from (f"new: {name}" for name in modules.added)
-    yield from (f"{name} would lead to another build" for name in modules.moved)
-    groups: dict[tuple[str, str], list[str]] = {}
-    for one in modules.defaults:
-        if one.changes:
-            was = one.before.module if one.before else "nothing"
-            groups.setdefault((was, one.after.module), []).append(one.partition)
-    for (before, after), names in groups.items():
-        then = "another build of it" if before == after else after
-        yield f"a plain load on {', '.join(names)}: {before} -> {then}"
-    if modules.rewritten:
-        yield "the modulefiles would be written again"
-
-
-def _jobs(jobs: JobsPlan) -> Iterator[str]:
-    if jobs.away:
-        yield f"jobs are unknown: {jobs.away}"
-    if jobs.pinned:
-        yield f"{len(jobs.pinned)} waiting or running, with their release in the script: unaffected"
-    for use, other in jobs.affected[:_SHOWN]:
-        job = f"{use.job.id} ({use.job.name}, {use.job.partition}, {use.job.state.lower()})"
-        yield f"{job} loads by name, and would get {other} if it loads it later"
-    if len(jobs.affected) > _SHOWN:
-        yield f"... and {len(jobs.affected) - _SHOWN} more"
-    if jobs.unknown:
-        yield f"{len(jobs.unknown)} whose script only root or a Slurm operator can read"
-
-
-def _references(plan: SitePlan) -> Iterator[str]:
-    for row in plan.references:
-        many = "reference" if row.count == 1 else "references"
-        yield (
-            f"{row.partition}: {row.count} {many} of set '{row.reference_set}', measured with "
-            f"{row.measured_with}, would be STALE: "
-            f"hpcdl check references measure --partition {row.partition}"
+    if after:
+        was = row["before"]["id"] if row["before"] else "nothing"
+        known = after["id"] if row["final"] else f"{after['id']}-..."
+        yield f"  release {was} -> {known}; evidence: {after['proof']}"
+        steps = row["steps"] or [f"nothing to build: {after['id']} is built"]
+        yield from (f"  {step}" for step in steps)
+    yield from (f"  note: {note}" for note in row["notes"])
+    if row["versions"]:
+        yield table(
+            [
+                [f"  {one['component']}", f"{one['before'] or '-'} -> {one['after'] or '-'}"]
+                for one in row["versions"]
+            ]
         )
 
 
-def _next(plan: SitePlan) -> str:
-    if not plan.changes:
-        return "something is in the way" if plan.blocked else "nothing would change"
-    todo = [one.target for one in plan.stacks if one.publishes]
-    stuck = {one.target.stack for one in plan.stacks if one.target.blocked}
+def _module_lines(modules: Mapping[str, Any]) -> Iterator[str]:
+    yield from (f"new: {name}" for name in modules["added"])
+    yield from (f"{name} would lead to another build" for name in modules["moved"])
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in modules["defaults"]:
+        if one["changes"]:
+            was = one["before"]["module"] if one["before"] else "nothing"
+            groups.setdefault((was, one["after"]["module"]), []).append(one["partition"])
+    for (before, after), names in groups.items():
+        then = "another build of it" if before == after else after
+        yield f"a plain load on {', '.join(names)}: {before} -> {then}"
+    if modules["rewritten"]:
+        yield "the modulefiles would be written again"
+
+
+def _job_lines(jobs: Mapping[str, Any]) -> Iterator[str]:
+    if jobs["away"]:
+        yield f"jobs are unknown: {jobs['away']}"
+    if jobs["pinned"]:
+        count = len(jobs["pinned"])
+        yield f"{count} waiting or running, with their release in the script: unaffected"
+    for row in jobs["affected"][:_SHOWN]:
+        job = f"{row['job']} ({row['name']}, {row['partition']}, {row['state'].lower()})"
+        yield f"{job} loads by name, and would get {row['gets']} if it loads it later"
+    if len(jobs["affected"]) > _SHOWN:
+        yield f"... and {len(jobs['affected']) - _SHOWN} more"
+    if jobs["unknown"]:
+        yield f"{len(jobs['unknown'])} whose script only root or a Slurm operator can read"
+
+
+def _stale_line(row: Mapping[str, Any]) -> str:
+    many = "reference" if row["count"] == 1 else "references"
+    return (
+        f"{row['partition']}: {row['count']} {many} of set '{row['reference_set']}', measured with "
+        f"{row['measured_with']}, would be STALE: "
+        f"hpcdl check references measure --partition {row['partition']}"
+    )
+
+
+def _next(found: Mapping[str, Any]) -> str:
+    if not found["changes"]:
+        return "something is in the way" if found["blocked"] else "nothing would change"
+    stuck = {one["stack"] for one in found["stacks"] if one["blocked"]}
     builds, publishes = [], []
-    for target in todo:
-        if not target.built:
-            only = f" --partition {target.partitions[0]}" if target.stack in stuck else ""
-            builds.append(f"hpcdl stack build --name {target.stack}{only}")
-        # An id is known once the wheels are locked or the environment is solved.
-        known = target.release and (target.built or target.release.lock)
-        name = target.release.id if target.release and known else "ID"
-        publishes.append(f"hpcdl stack publish {name}")
+    for row in found["stacks"]:
+        if not row["publishes"]:
+            continue
+        if not row["built"]:
+            only = f" --partition {row['partitions'][0]}" if row["stack"] in stuck else ""
+            builds.append(f"hpcdl stack build --name {row['stack']}{only}")
+        publishes.append(f"hpcdl stack publish {row['after']['id'] if row['final'] else 'ID'}")
     lines = [*builds, *publishes] or ["hpcdl stack publish"]
     return "\n".join(["next:", *(f"  {line}" for line in dict.fromkeys(lines))])
-
-
-def as_data(plan: SitePlan) -> dict[str, Any]:
-    """The plan as JSON values."""
-    return {
-        "schema": 1,
-        "site": plan.site_name,
-        "changes": plan.changes,
-        "blocked": plan.blocked,
-        "stacks": [_stack_data(stack) for stack in plan.stacks],
-        "modules": {
-            "added": list(plan.modules.added),
-            "moved": list(plan.modules.moved),
-            "rewritten": plan.modules.rewritten,
-            "defaults": [
-                {
-                    "partition": default.partition,
-                    "before": _release_data(default.before),
-                    "after": _release_data(default.after),
-                    "changes": default.changes,
-                }
-                for default in plan.modules.defaults
-            ],
-        },
-        "jobs": {
-            "away": plan.jobs.away or None,
-            "pinned": [_use_data(use) for use in plan.jobs.pinned],
-            "affected": [{**_use_data(use), "gets": other} for use, other in plan.jobs.affected],
-            "unknown": [_use_data(use) for use in plan.jobs.unknown],
-        },
-        "references": [asdict(row) for row in plan.references],
-    }
-
-
-def _stack_data(planned: StackPlan) -> dict[str, Any]:
-    target = planned.target
-    return {
-        "stack": target.stack or None,
-        "backend": target.backend or None,
-        "partitions": list(target.partitions),
-        "before": _release_data(planned.before),
-        "after": _release_data(target.release),
-        "built": target.built,
-        "publishes": planned.publishes,
-        "blocked": target.blocked or None,
-        "steps": list(target.steps),
-        "notes": list(target.notes),
-        "versions": [asdict(change) for change in planned.versions],
-    }
-
-
-def _release_data(release: Release | None) -> dict[str, Any] | None:
-    if release is None:
-        return None
-    return {
-        "id": release.id,
-        "module": release.module,
-        "proof": release.proof,
-        "created": release.created or None,
-    }
-
-
-def _use_data(use: Use) -> dict[str, Any]:
-    job = use.job
-    return {
-        "job": job.id,
-        "name": job.name,
-        "partition": job.partition,
-        "state": job.state,
-        "releases": list(use.releases),
-        "loads": list(use.loads),
-    }

@@ -117,7 +117,7 @@ def test_what_jobs_of_any_kind_will_load_is_kept_until_they_are_gone(site, slurm
         found = collect(site, lambda: pinned_by_jobs(site), keep=1)
         assert set(found.removed) == {"old", "free"}
         assert found.kept["pinned"] == f"job {ids[0]} will load it"
-        assert plan(site).jobs.affected == ()
+        assert plan(site)["jobs"]["affected"] == []
     finally:
         slurm("scancel", *ids)
     collect(site, lambda: pinned_by_jobs(site), keep=1)

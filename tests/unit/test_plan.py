@@ -15,7 +15,7 @@ from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
-from hpcdl.workflows.site_plan import StackTarget, as_data, as_text, targets
+from hpcdl.workflows.site_plan import StackTarget, as_text, targets
 from tests.small_release import make_current, make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 
@@ -58,25 +58,25 @@ def job(number, partition):
 
 def test_what_is_published_already_is_no_change(site, monkeypatch):
     plan = planned(site, monkeypatch, read_release(site, "old"))
-    assert not plan.changes
+    assert not plan["changes"]
     assert "nothing would change" in as_text(plan)
 
 
 def test_another_release_is_reported_with_versions_and_modules(site, monkeypatch):
     plan = planned(site, monkeypatch, read_release(site, "new"))
-    assert plan.changes
-    assert plan.modules.added == ("tensorflow/2.21.0-cpu",)
-    change = plan.stacks[0].versions[0]
-    assert (change.component, change.before, change.after) == ("tensorflow", "2.19.1", "2.21.0")
+    assert plan["changes"]
+    assert plan["modules"]["added"] == ["tensorflow/2.21.0-cpu"]
+    change = {"component": "tensorflow", "before": "2.19.1", "after": "2.21.0"}
+    assert plan["stacks"][0]["versions"][0] == change
     assert "a plain load on p100, v100, k80, cpu: tensorflow/2.19.1-cpu -> " in as_text(plan)
-    assert as_data(plan)["stacks"][0]["before"]["id"] == "old"
+    assert plan["stacks"][0]["before"]["id"] == "old"
 
 
 def test_another_build_of_one_version_is_reported_too(site, monkeypatch):
     again = make_release(site, "again", version="2.19.1", hpcdl="0.1.0+11111111")
     plan = planned(site, monkeypatch, again)
-    assert plan.modules.moved == ("tensorflow/2.19.1-cpu",)
-    assert [change.component for change in plan.stacks[0].versions] == ["hpcdl"]
+    assert plan["modules"]["moved"] == ["tensorflow/2.19.1-cpu"]
+    assert [change["component"] for change in plan["stacks"][0]["versions"]] == ["hpcdl"]
 
 
 def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, monkeypatch):
@@ -87,8 +87,8 @@ def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, 
         Use(job(10, "p100"), (), known=False),
     )
     plan = planned(site, monkeypatch, read_release(site, "new"), *found)
-    jobs = (plan.jobs.pinned, [use for use, _ in plan.jobs.affected], plan.jobs.unknown)
-    assert [[use.job.id for use in uses] for uses in jobs] == [[7], [8], [10]]
+    jobs = [plan["jobs"][kind] for kind in ("pinned", "affected", "unknown")]
+    assert [[row["job"] for row in rows] for rows in jobs] == [[7], [8], [10]]
     assert "8 (train, p100, pending) loads by name" in as_text(plan)
 
 
@@ -111,15 +111,15 @@ def test_references_of_the_old_release_become_stale(site, monkeypatch):
     other = replace(row, metric="latency", release=None)
     update_references(site, "embedded", [row, other])
     plan = planned(site, monkeypatch, read_release(site, "new"))
-    (stale,) = plan.references
-    assert (stale.partition, stale.count, stale.measured_with) == ("p100", 1, "old")
-    assert planned(site, monkeypatch, read_release(site, "old")).references == ()
+    (stale,) = plan["references"]
+    assert (stale["partition"], stale["count"], stale["measured_with"]) == ("p100", 1, "old")
+    assert planned(site, monkeypatch, read_release(site, "old"))["references"] == []
 
 
 def test_a_new_partition_writes_the_modulefiles_anew(site, monkeypatch):
     parts = {**site.partitions, "new": site.partitions["cpu"]}
     plan = planned(replace(site, partitions=parts), monkeypatch, read_release(site, "old"))
-    assert (plan.changes, plan.modules.rewritten) == (True, True)
+    assert (plan["changes"], plan["modules"]["rewritten"]) == (True, True)
 
 
 @pytest.mark.parametrize("file", ["releases/old/release.json", "current"])
@@ -131,7 +131,7 @@ def test_what_is_damaged_is_no_reason_to_break(site, monkeypatch, file):
     else:
         (site.paths.prefix / file).write_text("{")
     plan = planned(site, monkeypatch, new)
-    assert plan.changes
+    assert plan["changes"]
     assert "tensorflow/2.21.0-cpu" in as_text(plan)
 
 
@@ -151,19 +151,19 @@ def test_a_partition_that_another_release_serves_changes_too(site, monkeypatch):
     )
     publish(mixed, "kepler", passing, say=silent)
     plan = planned(site, monkeypatch, read_release(site, "old"))
-    assert plan.stacks[0].publishes
-    assert [d.partition for d in plan.modules.defaults if d.changes] == ["k80"]
+    assert plan["stacks"][0]["publishes"]
+    assert [d["partition"] for d in plan["modules"]["defaults"] if d["changes"]] == ["k80"]
 
 
 def test_after_a_rollback_the_newer_one_is_wanted_again(site, monkeypatch):
     publish(site, "new", passing, say=silent)
     rollback(site)
-    assert planned(site, monkeypatch, read_release(site, "new")).changes
+    assert planned(site, monkeypatch, read_release(site, "new"))["changes"]
 
 
 def test_a_stack_that_cannot_be_built_is_reported_and_nothing_changes(site, monkeypatch):
     plan = planned(site, monkeypatch, None, blocked="there is no mpicxx")
-    assert (plan.changes, plan.blocked) == (False, True)
+    assert (plan["changes"], plan["blocked"]) == (False, True)
     assert "there is no mpicxx" in as_text(plan)
 
 
@@ -194,9 +194,9 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(site, monkeypa
     (one,) = targets(site)
     assert (one.stack, one.release, one.partitions) == ("", None, ("cpu",))
     plan = site_plan.plan(site)
-    assert (plan.changes, plan.blocked) == (False, False)
+    assert (plan["changes"], plan["blocked"]) == (False, False)
     assert "no stack for cpu" in as_text(plan)
-    assert as_data(plan)["stacks"][0]["stack"] is None
+    assert plan["stacks"][0]["stack"] is None
 
 
 def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included():
@@ -207,7 +207,7 @@ def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included():
         for name, driver in (("p100", None), ("k80", "440.33"))
     }
     found = site_plan.plan(with_parts(site, [stack], **parts))
-    (why,) = [one.target.blocked for one in found.stacks if one.target.partitions == ("k80",)]
+    (why,) = [one["blocked"] for one in found["stacks"] if one["partitions"] == ["k80"]]
     assert "CUDA 11 needs driver >= 450.80.02" in why
     assert "hpcdl stack build --name tensorflow --partition p100" in as_text(found)
 
@@ -258,8 +258,8 @@ def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(tmp_pat
 def test_a_driver_is_no_version_that_a_stack_brings():
     site = load_site(find_site_file("pi"))
     parts = {name: replace(p, driver=None) for name, p in site.partitions.items()}
-    for stack in site_plan.plan(replace(site, partitions=parts)).stacks:
-        assert "driver" not in {one.component for one in stack.versions}
+    for stack in site_plan.plan(replace(site, partitions=parts))["stacks"]:
+        assert "driver" not in {one["component"] for one in stack["versions"]}
 
 
 def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
@@ -269,14 +269,15 @@ def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
 
 def test_the_first_plan_shows_the_versions_for_gpus_and_for_cpus():
     """Nothing is there to compare with; the wheels' stack is two builds."""
-    plans = site_plan.plan(load_site(find_site_file("pi"))).stacks
-    found = {(one.target.stack, one.target.partitions): one for one in plans}
-    kepler = found["tensorflow-kepler", ("k20", "k80")]
-    gpus, cpus = found["tensorflow", ("p100",)], found["tensorflow", ("cpu", "fat")]
-    assert {one.component: one.after for one in kepler.versions}["cuda"] == "11.8.0"
-    assert kepler.target.release.module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
-    assert any("solve tensorflow-kepler with Spack" in step for step in kepler.target.steps)
-    if gpus.target.release is not None and cpus.target.release is not None:
-        assert "cuda12.9-sm60" in gpus.target.release.module
-        assert cpus.target.release.module.endswith("-cpu")
-        assert (gpus.target.notes, cpus.target.notes) == ((), ())
+    plans = site_plan.plan(load_site(find_site_file("pi")))["stacks"]
+    found = {(one["stack"], *one["partitions"]): one for one in plans}
+    kepler = found["tensorflow-kepler", "k20", "k80"]
+    gpus, cpus = found["tensorflow", "p100"], found["tensorflow", "cpu", "fat"]
+    versions = {one["component"]: one["after"] for one in kepler["versions"]}
+    assert versions["cuda"] == "11.8.0"
+    assert kepler["after"]["module"] == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
+    assert any("solve tensorflow-kepler with Spack" in step for step in kepler["steps"])
+    if gpus["after"] and cpus["after"]:
+        assert "cuda12.9-sm60" in gpus["after"]["module"]
+        assert cpus["after"]["module"].endswith("-cpu")
+        assert (gpus["notes"], cpus["notes"]) == ([], [])
