@@ -1,6 +1,9 @@
 """What tests build: one builder per kind of thing."""
 
+from hpcdl.cluster import lifecycle, state
+from hpcdl.cluster.teardown import silent
 from hpcdl.slurm import client
+from hpcdl.workflows.embedded import request
 
 CPU = "cpu: {nodes: 2, sockets: 1, cores_per_socket: 4, memory_gb: 16}"
 P100 = (
@@ -35,3 +38,8 @@ def site_file(folder, *partitions, **more):
     path = folder / f"{more.get('name', 'small')}.yaml"
     path.write_text(site_text(*partitions, **more))
     return path
+
+
+def up(site, *, directory=None, say=silent, **wished):
+    """Start the embedded cluster of a site, as `hpcdl cluster up` does."""
+    return lifecycle.up(request(site, **wished), directory or state.state_directory(site.name), say)

@@ -34,21 +34,16 @@ def _found(args: argparse.Namespace) -> ClusterState:
 )
 def _up(args: argparse.Namespace) -> ExitCode:
     """Start the embedded cluster; restart daemons that died."""
-    from hpcdl.cluster import status
-    from hpcdl.cluster.lifecycle import prepare, up
-    from hpcdl.workflows.embedded import site_of
+    from hpcdl.cluster import lifecycle, state, status
+    from hpcdl.workflows.embedded import request, site_of
 
     site = site_of(args.site)
-    wanted = {
-        "mode": args.mode,
-        "accounting": args.accounting,
-        "slurm": args.slurm,
-        "max_nodes": args.max_nodes_per_partition,
-    }
+    wished = request(site, args.mode, args.accounting, args.max_nodes_per_partition, args.slurm)
+    directory = state.state_directory(site.name)
     if args.dry_run:
-        text, data = status.intention(*prepare(site, **wanted))
+        text, data = status.intention(*lifecycle.prepare(wished, directory))
     else:
-        started = up(site, **wanted, say=_say)
+        started = lifecycle.up(wished, directory, _say)
         text, data = status.summary(started), status.as_data(started)
     return show(args, data, text)
 

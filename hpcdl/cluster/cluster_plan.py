@@ -1,6 +1,6 @@
-"""Lays a site out on one machine and renders its configuration: nothing is written or started here.
+"""Lays a cluster out on one machine and renders its configuration: nothing is written or started.
 
-From a `WantedCluster` to `ClusterRequest` and nodes, and from these to files by templates/slurm.
+From a `ClusterRequest` to nodes, and from these to files by templates/slurm.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.cluster import NAMESPACES
-from hpcdl.cluster.shape import ClusterRequest, ClusterState, Node, NodeGroup, Ports, Queue
-from hpcdl.cluster.wanted import WantedCluster, WantedPartition
-from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
+from hpcdl.cluster.shape import ClusterRequest, ClusterState, Node, NodeGroup, Ports
+from hpcdl.slurm.hostlist import fold_hostlist
 from hpcdl.slurm.rules import SlurmRelease, span
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import user_name
 from hpcdl.system.resources import templates
-from hpcdl.system.text import count_of
 
 TIMEOUTS = {"node": 10, "message": 10, "credential": 5}
 """How long Slurm waits, in seconds.
@@ -32,8 +30,6 @@ TIMEOUTS = {"node": 10, "message": 10, "credential": 5}
 to 30 s (Slurm's defaults: minutes), and tolerate a machine whose cores are all busy. `credential`
 is munge's cred_expire: a requeued job starts again about a second after it.
 """
-_MB_PER_GB = 1024
-_MAX_HOSTNAME = 63
 # Linux: sun_path of unix(7) has 108 bytes, its ending zero included.
 _MAX_SOCKET = 107
 # The longest socket below the state directory, for the largest job and step numbers:
@@ -45,40 +41,6 @@ _SOCKETS = (
     "database/mariadb.sock",
 )
 _SPECIAL = frozenset(" \"'\\#%,;=[](){}$&|<>!*?~^`")
-
-
-def request(
-    site: WantedCluster, mode: str, accounting: bool, max_nodes: int | None = None, slurm: str = ""
-) -> ClusterRequest:
-    """The hardware and the partitions that a site asks for.
-
-    At most `max_nodes` of each partition; `slurm` is a release, empty for the machine's own.
-
-    Raises:
-        BadInput: host list and number of nodes differ, or two partitions describe the same
-            node in different ways.
-    """
-    if max_nodes is not None and max_nodes < 1:
-        raise BadInput(f"a partition needs at least one node, not {max_nodes}")
-    groups: list[NodeGroup] = []
-    queues: list[Queue] = []
-    group_of: dict[str, NodeGroup] = {}
-    for partition in site.partitions.values():
-        offered: list[str] = []
-        for part, names in _parts(partition, max_nodes):
-            offered += names
-            group = _group(part, tuple(name for name in names if name not in group_of))
-            for name in names:
-                if name in group_of and group_of[name].hardware != group.hardware:
-                    raise BadInput(
-                        f"the partitions '{group_of[name].partition}' and '{partition.name}' "
-                        f"describe the node {name} in different ways"
-                    )
-            if group.names:
-                groups.append(group)
-                group_of.update(dict.fromkeys(group.names, group))
-        queues.append(_queue(partition, tuple(offered), site.default_partition))
-    return ClusterRequest(site.name, mode, accounting, tuple(groups), tuple(queues), slurm)
 
 
 def fingerprint(asked: ClusterRequest) -> dict[str, str]:
@@ -130,66 +92,6 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
             f"{len(str(directory))} characters, at most {longest_path}",
             hint="set HPCDL_CLUSTER_DIR to a shorter path, such as ~/hpcdl-cluster",
         )
-
-
-def _parts(
-    partition: WantedPartition, max_nodes: int | None
-) -> Iterator[tuple[WantedPartition, list[str]]]:
-    """The partition's groups of equal nodes with their names, at most so many of each.
-
-    Groups without a host list of their own share out the partition's names in turn.
-    """
-    if not partition.groups:
-        yield partition, _names(partition)[:max_nodes]
-        return
-    own = [list(expand_hostlist(group.hostlist or "")) for group in partition.groups]
-    named = {name for names in own for name in names}
-    left = [name for name in _names(partition) if name not in named]
-    for group, names in zip(partition.groups, own, strict=True):
-        if not group.hostlist:
-            names, left = left[: group.nodes], left[group.nodes :]
-        yield group, names[:max_nodes]
-
-
-def _names(partition: WantedPartition) -> list[str]:
-    if partition.hostlist is None:
-        width = max(2, len(str(partition.nodes)))
-        names = [f"{partition.name}-{i:0{width}d}" for i in range(1, partition.nodes + 1)]
-    else:
-        names = list(expand_hostlist(partition.hostlist))
-    if len(names) != partition.nodes:
-        raise BadInput(
-            f"the partition '{partition.name}' has {count_of(partition.nodes, 'node')}, but its "
-            f"host list '{partition.hostlist}' names {len(names)}"
-        )
-    if len(max(names, key=len)) > _MAX_HOSTNAME:
-        raise BadInput(f"the node name '{max(names, key=len)}' is too long for a host name")
-    return names
-
-
-def _group(partition: WantedPartition, names: tuple[str, ...]) -> NodeGroup:
-    return NodeGroup(
-        partition=partition.name,
-        names=names,
-        sockets=partition.sockets,
-        cores_per_socket=partition.cores_per_socket,
-        threads_per_core=partition.threads_per_core,
-        memory_mb=int(partition.memory_gb * _MB_PER_GB),
-        gpu_type=partition.gpu.gres_type if partition.gpu else None,
-        gpus=partition.gpus_per_node,
-        features=partition.features,
-    )
-
-
-def _queue(partition: WantedPartition, names: tuple[str, ...], default: str) -> Queue:
-    return Queue(
-        name=partition.name,
-        nodes=names,
-        default=partition.name == default,
-        max_time=partition.max_time,
-        default_time=partition.max_time if partition.max_minutes < 60 else "01:00:00",
-        memory_per_cpu_mb=max(1, int(partition.memory_gb * _MB_PER_GB) // partition.cpus),
-    )
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Starts a cluster, breaks and repairs its nodes; `teardown` ends it.
 
-`up` lays the site out, writes every file, starts the daemons and waits until all nodes are
+`up` lays the cluster out, writes every file, starts the daemons and waits until all nodes are
 idle; on a cluster that lost daemons it restarts just those. `cluster.json` is written before
 the first process starts, and every process carries a mark, so that `down` finds all of it
 whenever `up` was killed. `change` shows how Slurm and the jobs respond to a node that is lost.
@@ -30,7 +30,6 @@ from hpcdl.cluster.cpu_throttle import FACTOR, throttle, unthrottle
 from hpcdl.cluster.shape import ClusterRequest, ClusterState, Node, Ports
 from hpcdl.cluster.status import ask, mpi_plugin, of_nodes, responding, takes_jobs
 from hpcdl.cluster.teardown import LOCK, Say, clear, first_job, recorded, silent
-from hpcdl.cluster.wanted import WantedCluster
 from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError
 from hpcdl.system.files import explain_os_errors, locked, shared_lock, umask, write_atomic
 from hpcdl.system.trust import make_private
@@ -38,69 +37,42 @@ from hpcdl.system.trust import make_private
 _READY_SECONDS = 60.0
 
 
-def prepare(
-    site: WantedCluster,
-    *,
-    mode: str = "auto",
-    accounting: bool = False,
-    max_nodes: int | None = None,
-    directory: Path | None = None,
-    slurm: str = "",
-) -> tuple[ClusterRequest, Path]:
-    """Everything that can be checked before anything changes; parameters as of `up`.
+def prepare(asked: ClusterRequest, directory: Path) -> tuple[ClusterRequest, Path]:
+    """Return the request with its mode chosen, after all checks that change nothing.
 
     Raises:
         BadInput: the site or the path cannot be emulated.
         MissingPrerequisite: packages, root, memory or disk are missing.
     """
-    where = (directory or state.state_directory(site)).absolute()
+    where, slurm = directory.absolute(), asked.slurm
     current = recorded(where)
-    chosen = current.mode if current and mode == "auto" else needs.choose_mode(mode, slurm)
-    asked = cluster_plan.request(site, chosen, accounting, max_nodes, slurm)
+    kept = current.mode if current and asked.mode == "auto" else ""
+    asked = replace(asked, mode=kept or needs.choose_mode(asked.mode, slurm))
     cluster_plan.check_directory(where, asked.node_names)
     if not state.is_ours_or_empty(where):
         hint = "set HPCDL_CLUSTER_DIR to a directory that is empty or does not exist yet"
         raise BadInput(f"{where} holds other files, not an embedded cluster", hint=hint)
     if current is None or current.root is None or slurm:
-        needs.check_packages(accounting, slurm)
+        needs.check_packages(asked.accounting, slurm)
     needs.check_size(asked)
-    needs.check_space(where, accounting)
+    needs.check_space(where, asked.accounting)
     return asked, where
 
 
-def up(
-    site: WantedCluster,
-    *,
-    mode: str = "auto",
-    accounting: bool = False,
-    max_nodes: int | None = None,
-    directory: Path | None = None,
-    slurm: str = "",
-    say: Say = silent,
-) -> ClusterState:
-    """Start the embedded cluster of a site, or what of it is missing.
+def up(wished: ClusterRequest, directory: Path, say: Say = silent) -> ClusterState:
+    """Start a cluster below a directory, or what of it is missing.
 
-    `mode` is `namespaces`, `loopback` or `auto`; `accounting` adds a private MariaDB and slurmdbd.
-    There are at most `max_nodes` of each partition. `slurm` is a release such as 24.11, from a
-    rootfs of its own, empty for the machine's. `directory` is the state's, `state_directory(site)`
-    by default. The `seconds` of the state are what the start took.
+    The `seconds` of the state are what the start took.
 
     Raises:
         CheckFailed: it runs already, and was asked for in another shape.
         BadInput, MissingPrerequisite: see `prepare`.
         DaemonDied: a daemon did not start; its log's end is shown.
     """
-    asked, where = prepare(
-        site,
-        mode=mode,
-        accounting=accounting,
-        max_nodes=max_nodes,
-        directory=directory,
-        slurm=slurm,
-    )
-    if slurm:  # may take minutes, and needs nothing of the cluster's
-        rootfs.get(slurm, say)
-    elif mode == "auto" and asked.mode == LOOPBACK:
+    asked, where = prepare(wished, directory)
+    if asked.slurm:  # may take minutes, and needs nothing of the cluster's
+        rootfs.get(asked.slurm, say)
+    elif wished.mode == "auto" and asked.mode == LOOPBACK:
         say(f"the nodes share this machine's network and processes: {needs.lack_of_namespaces()}")
     begin = time.monotonic()
     with umask(cluster_plan.mask()):  # the daemons', too
@@ -113,7 +85,7 @@ def up(
                 _refuse_change(current, asked)
                 return _repair(current, say)
             clear(where, say if current else silent)
-            fresh = _start(site, asked, (where, token), say)
+            fresh = _start(asked, where, token, say)
             took = round(time.monotonic() - begin, 2)
             return state.write_state(replace(fresh, phase="ready", seconds=took))
 
@@ -145,15 +117,12 @@ def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
     )
 
 
-def _start(
-    site: WantedCluster, asked: ClusterRequest, where: tuple[Path, str], say: Say
-) -> ClusterState:
+def _start(asked: ClusterRequest, directory: Path, token: str, say: Say) -> ClusterState:
     """Start everything; what was started is stopped again when that fails."""
-    directory, token = where
     try:
         count = len(asked.node_names)
         with network.allocating(), network.reserved_ports(asked.mode, count) as ports:
-            begun = _lay_down(site, asked, _record(site, asked, directory, token, ports), ports)
+            begun = _lay_down(asked, _record(asked, directory, token, ports), ports)
             say(f"starting {len(begun.nodes)} nodes in mode {asked.mode} below {directory}")
             begun = _start_controller(begun, fresh=True)
             begun = _start_nodes(begun, asked.node_names)
@@ -164,18 +133,16 @@ def _start(
         raise
 
 
-def _record(
-    site: WantedCluster, asked: ClusterRequest, directory: Path, token: str, ports: Ports
-) -> ClusterState:
+def _record(asked: ClusterRequest, directory: Path, token: str, ports: Ports) -> ClusterState:
     """Write the state before anything is started, so that `down` finds it after any kill."""
     root = rootfs.find(asked.slurm) if asked.slurm else None
     return state.write_state(
         ClusterState(
             directory=directory,
-            site=site.name,
-            site_file=site.source,
-            prefix=site.paths.prefix,
-            lmod_init=site.paths.lmod_init,
+            site=asked.site,
+            site_file=asked.site_file,
+            prefix=asked.prefix,
+            lmod_init=asked.lmod_init,
             mode=asked.mode,
             accounting=asked.accounting,
             fingerprint=cluster_plan.fingerprint(asked),
@@ -191,9 +158,7 @@ def _record(
     )
 
 
-def _lay_down(
-    site: WantedCluster, asked: ClusterRequest, begun: ClusterState, ports: Ports
-) -> ClusterState:
+def _lay_down(asked: ClusterRequest, begun: ClusterState, ports: Ports) -> ClusterState:
     """Make the network of what was recorded, and write every file."""
     directory = begun.directory
     net = network.make_bridge(directory, begun.bridge) if begun.bridge else begun.network
@@ -202,13 +167,15 @@ def _lay_down(
     for old in (directory / "log").glob("*.*"):  # of the start before; ended jobs' record stays
         if old.suffix in {".log", ".out"}:
             old.unlink(missing_ok=True)
-    mpi = mpi_plugin(site.slurm.mpi, directory, begun.root)
+    mpi = mpi_plugin(asked.written_for[1], directory, begun.root)
     _write_files(asked, begun, mpi)
     if begun.root:
         rootfs.link_commands(begun)
     # Scripts and lint follow the release: Debian 13 has 24.11, whatever the site file says.
-    if begun.root or (begun.slurm_version, mpi) != (site.slurm.version, site.slurm.mpi):
-        begun = state.write_state(replace(begun, site_file=rootfs.write_own(site, begun, mpi)))
+    if begun.root or (begun.slurm_version, mpi) != asked.written_for:
+        begun = state.write_state(
+            replace(begun, site_file=rootfs.write_own(asked.site_file, begun, mpi))
+        )
     return begun
 
 

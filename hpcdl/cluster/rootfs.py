@@ -19,7 +19,6 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.cluster.shape import ClusterState
-from hpcdl.cluster.wanted import WantedCluster
 from hpcdl.slurm.rules import SlurmRelease
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, switch_link, write_atomic, write_json
@@ -244,12 +243,12 @@ def original_site(path: Path) -> Path:
     return source if source.is_file() else path
 
 
-def write_own(site: WantedCluster, state: ClusterState, mpi: str) -> Path:
+def write_own(site_file: Path, state: ClusterState, mpi: str) -> Path:
     """Write the site as the Slurm that runs has it, its release and plug-in; gives the file."""
     import yaml
 
     # As nodes, not values: YAML would take 24:00:00 and 2.10 for numbers, and write others.
-    document = yaml.compose(site.source.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    document = yaml.compose(site_file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     assert isinstance(document, yaml.MappingNode)
     slurm = next(value for key, value in document.value if key.value == "slurm")
     own = {"version": state.slurm_version, "mpi": mpi}
@@ -259,7 +258,7 @@ def write_own(site: WantedCluster, state: ClusterState, mpi: str) -> Path:
         (yaml.ScalarNode(text, key), yaml.ScalarNode(text, value, style='"'))
         for key, value in own.items()
     ]
-    head = f"# {site.source} as of Slurm {state.slurm_version}. Written by `hpcdl cluster up`.\n"
+    head = f"# {site_file} as of Slurm {state.slurm_version}. Written by `hpcdl cluster up`.\n"
     write_atomic(own_site(state.directory), head + yaml.serialize(document))
     return own_site(state.directory)
 

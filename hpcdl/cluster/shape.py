@@ -110,11 +110,15 @@ class Queue:
 class ClusterRequest:
     """The request of `up`; a running cluster is compared with it.
 
-    `mode` is what was chosen, never `auto`. `slurm` is the release that was asked for, empty for
-    the machine's own.
+    `mode` may be `auto` until it is chosen. `slurm` is the release that was asked for, empty for
+    the machine's own; `written_for` the release and the MPI plug-in that the site file names.
     """
 
     site: str
+    site_file: Path
+    prefix: Path
+    lmod_init: Path
+    written_for: tuple[str, str]
     mode: str
     accounting: bool
     groups: tuple[NodeGroup, ...]

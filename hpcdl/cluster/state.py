@@ -17,7 +17,6 @@ from typing import Any
 from hpcdl.cluster import identity
 from hpcdl.cluster.identity import MARK
 from hpcdl.cluster.shape import ClusterState, Node, ProcessId
-from hpcdl.cluster.wanted import WantedCluster
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import clear_leftovers, write_atomic, write_json
 from hpcdl.system.resources import home
@@ -44,9 +43,9 @@ fi
 """
 
 
-def state_directory(site: WantedCluster) -> Path:
+def state_directory(site: str) -> Path:
     """The directory of a site's cluster: HPCDL_CLUSTER_DIR, else home()/cluster/NAME."""
-    return chosen_directory() or home("cluster") / site.name
+    return chosen_directory() or home("cluster") / site
 
 
 def chosen_directory() -> Path | None:

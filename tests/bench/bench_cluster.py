@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.teardown import down
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.bench import report, timed
 from tests.homes import short_home
+from tests.make import up
 
 RUNS = 3
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.state import environment
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.sweep import groups, plan, render
@@ -18,6 +17,7 @@ from hpcdl.system.errors import MissingPrerequisite
 from tests.bench import children, middle, report, timed
 from tests.homes import short_home
 from tests.integration.conftest import HPCDL, site_file
+from tests.make import up
 
 RUNS = 5
 

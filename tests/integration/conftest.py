@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import LOOPBACK, NAMESPACES
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.cluster.state import environment
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
+from tests.make import up
 from tests.small_release import LMOD
 from tests.waiting import wait_for
 

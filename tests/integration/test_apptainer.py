@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import rootfs
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.teardown import down
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.script import render_script
 from hpcdl.site import load_site
 from tests.homes import short_home
 from tests.images import busybox_image
+from tests.make import up
 from tests.matrix.machines import Machine
 
 pytestmark = pytest.mark.long

@@ -16,7 +16,6 @@ import pytest
 
 from hpcdl.cli import main
 from hpcdl.cluster import processes
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.state import read_state
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.exchange import of_outcome
@@ -32,6 +31,7 @@ from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.browser import chromium
 from tests.integration.check_runs import own_site, told
+from tests.make import up
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster

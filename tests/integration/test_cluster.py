@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import NAMESPACES
-from hpcdl.cluster.lifecycle import prepare, up
+from hpcdl.cluster.lifecycle import prepare
 from hpcdl.cluster.needs import slurm_version
 from hpcdl.cluster.teardown import down
 from hpcdl.site import find_site_file, load_site
+from hpcdl.workflows.embedded import request
 from tests.integration.conftest import Shell, need_packages, shell_of, site_file
+from tests.make import up
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -122,7 +124,7 @@ def test_up_in_another_shape_says_what_to_do(slurm, cluster):
 
 def test_preparing_is_not_starting(embedded_site, cluster_home):
     directory = cluster_home / "cluster" / "never"
-    asked, where = prepare(embedded_site, directory=directory)
+    asked, where = prepare(request(embedded_site), directory)
     assert where == directory
     assert len(asked.node_names) == 7
     assert not directory.exists()

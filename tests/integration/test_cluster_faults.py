@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import NAMESPACES, daemons, lifecycle, processes
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.shape import Ports
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
@@ -16,6 +15,7 @@ from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.bench.bench_cluster import memory_mb, small
 from tests.integration.conftest import Shell, clean_environment, need_packages, shell_of, small_disk
+from tests.make import up
 
 pytestmark = pytest.mark.cluster
 

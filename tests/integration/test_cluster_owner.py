@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from tests.integration.conftest import need_packages, site_file
+from tests.make import up
 from tests.strangers import as_root, people
 from tests.waiting import wait_for
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import LOOPBACK, NAMESPACES, network, processes
-from hpcdl.cluster.lifecycle import change, up
+from hpcdl.cluster.lifecycle import change
 from hpcdl.cluster.needs import choose_mode
 from hpcdl.cluster.shape import ProcessId
 from hpcdl.cluster.state import environment, write_state
@@ -23,7 +23,7 @@ from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import clean_environment, need_packages
 from tests.integration.conftest import shell_of as shell
-from tests.make import CPU, P100, site_file
+from tests.make import CPU, P100, site_file, up
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster

@@ -2,11 +2,11 @@
 
 import pytest
 
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import shell_of
+from tests.make import up
 
 pytestmark = pytest.mark.cluster
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.teardown import down
 from hpcdl.system.trust import user_of
 from tests.integration.conftest import HPCDL, need_packages, shell_of, site_file
+from tests.make import up
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster

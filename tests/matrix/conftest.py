@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import cluster_plan, rootfs
-from hpcdl.cluster.lifecycle import up
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError
 from tests.homes import short_home
+from tests.make import up
 from tests.matrix.machines import Machine, script
 
 _HERE = Path(__file__).parent

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cluster import processes, rootfs
-from hpcdl.cluster.lifecycle import up
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import CheckFailed
 from hpcdl.workflows.embedded import site_of
+from tests.make import up
 from tests.matrix.machines import HPCDL
 from tests.waiting import wait_for
 

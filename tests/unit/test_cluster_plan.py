@@ -20,6 +20,7 @@ from hpcdl.site import load_site
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.rules import SlurmRelease
 from hpcdl.system.errors import BadInput, CheckFailed
+from hpcdl.workflows.embedded import request
 from tests.unit.conftest import shipped
 from tests.unit.test_cluster_environment import STATE
 
@@ -36,7 +37,7 @@ class Laid:
     """A site laid out: what was asked for, its state, and its files by path."""
 
     def __init__(self, site, mode=NAMESPACES, *, accounting=False):
-        self.request = cluster_plan.request(site, mode, accounting, 3)
+        self.request = request(site, mode, accounting, 3)
         nodes = cluster_plan.lay_out(self.request, "10.77.5", Ports(21000))
         self.state = replace(
             STATE,
@@ -59,7 +60,7 @@ def settings(laid):
 @pytest.mark.parametrize("name", SITES)
 def test_slurm_gets_the_names_and_the_hardware_of_the_site(name):
     site, laid = shipped(name), Laid(shipped(name))
-    whole = cluster_plan.request(site, LOOPBACK, False)
+    whole = request(site, LOOPBACK, False)
     for partition, queue in zip(site.partitions.values(), whole.queues, strict=True):
         assert len(queue.nodes) == partition.nodes
         if partition.hostlist:
@@ -85,15 +86,15 @@ def test_no_two_nodes_share_address_and_port(mode):
 
 
 def test_most_nodes_are_cut_down_on_request():
-    asked = cluster_plan.request(shipped("pi"), LOOPBACK, False, 2)
+    asked = request(shipped("pi"), LOOPBACK, False, 2)
     assert all(len(queue.nodes) <= 2 for queue in asked.queues)
-    whole = cluster_plan.fingerprint(cluster_plan.request(shipped("pi"), LOOPBACK, False))
+    whole = cluster_plan.fingerprint(request(shipped("pi"), LOOPBACK, False))
     fewer = cluster_plan.fingerprint(asked)
     assert {key for key in whole if whole[key] != fewer[key]} == {"partitions"}
 
 
 def test_a_cluster_of_another_site_is_not_taken_for_the_one_that_is_asked_for():
-    asked = cluster_plan.request(shipped("embedded"), LOOPBACK, False)
+    asked = request(shipped("embedded"), LOOPBACK, False)
     current = replace(STATE, site="alpha", fingerprint=cluster_plan.fingerprint(asked))
     with pytest.raises(CheckFailed, match="is up already, with the site alpha, not embedded"):
         lifecycle._refuse_change(current, asked)
@@ -111,19 +112,19 @@ def test_partitions_share_nodes_that_they_describe_alike(embedded):
     p100 = embedded.partitions["p100"]
     debug = replace(p100, name="debug", hostlist="p100-[01-02]")
     site = replace(embedded, partitions={"p100": p100, "debug": debug})
-    asked = cluster_plan.request(site, LOOPBACK, False)
+    asked = request(site, LOOPBACK, False)
     assert asked.node_names == ("p100-01", "p100-02")
     assert [queue.nodes for queue in asked.queues] == [asked.node_names] * 2
     site = replace(embedded, partitions={"p100": p100, "other": replace(debug, sockets=1)})
     with pytest.raises(BadInput, match="describe the node p100-01 in different ways"):
-        cluster_plan.request(site, LOOPBACK, False)
+        request(site, LOOPBACK, False)
 
 
 @pytest.mark.parametrize("hostlist", ["p100-[01-03]", "p100", "p[1-", "p[a-b]"])
 def test_host_lists_that_do_not_fit_are_refused(embedded, hostlist):
     wrong = replace(embedded.partitions["p100"], hostlist=hostlist)
     with pytest.raises(BadInput, match=r"host list|list of nodes"):
-        cluster_plan.request(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
+        request(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
 
 
 def test_gpus_get_device_files_with_their_numbers(embedded):
@@ -216,7 +217,7 @@ def test_options_follow_the_release_that_runs(version, plugins):
 def test_groups_of_a_partition_are_nodes_of_their_own_in_one_queue(tmp_path):
     said = (Path(__file__).parents[1] / "golden" / "mixed.yaml").read_text()
     (tmp_path / "site.yaml").write_text(said.replace('hostlist: "g[05-06]", ', ""))
-    asked = cluster_plan.request(load_site(tmp_path / "site.yaml"), LOOPBACK, accounting=False)
+    asked = request(load_site(tmp_path / "site.yaml"), LOOPBACK, accounting=False)
     shapes = {group.names: (group.gpu_type, group.gpus) for group in asked.groups}
     typed = ("g01", "g02", "g03", "g04", "g05", "g06")
     assert (shapes[typed[:4]], shapes[typed[4:]]) == (("a100", 4), ("l40s", 8))

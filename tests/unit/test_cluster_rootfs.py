@@ -76,7 +76,7 @@ def test_a_cluster_s_own_site_outlives_it_and_leads_back_to_its_source(tmp_path)
     text = find_site_file("embedded").read_text()
     source.write_text(text.replace(gpu, f"    account: 0123\n{gpu}"))
     state = SimpleNamespace(root=tmp_path, slurm_version="24.11.5", directory=place)
-    rootfs.write_own(load_site(source), state, "pmix")
+    rootfs.write_own(source, state, "pmix")
     own = rootfs.own_site(place)
     assert load_site(own).slurm.version == "24.11.5"
     assert load_site(own).partition("p100").account == "0123", "as its source, to the letter"
