@@ -455,6 +455,7 @@ def _meet(nccl: ctypes.CDLL, rank: int, folder: Path) -> _Identity:
     if rank == 0:
         _call(nccl, "ncclGetUniqueId", ctypes.byref(identity))
         aside = path.with_suffix(".new")
+        aside.touch(mode=0o600)  # who reads it can take part in the communicator
         aside.write_bytes(bytes(identity.internal))
         aside.replace(path)
         return identity

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import smtplib
@@ -37,6 +38,7 @@ from hpcdl.system.inert import in_a_line, inert_values
 from hpcdl.system.resources import home
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.schema import check
+from hpcdl.system.trust import require_known_owner
 
 SECONDS = 10.0
 """That an addressee may take, and so all of them."""
@@ -81,12 +83,11 @@ def read_addressees(path: Path) -> Addressees:
     """Return whom to notify, from a file that only this user can read.
 
     Raises BadInput: others may read it, or it has faults; all of them, with their places but not
-    with what is there, which may be a secret.
+    with what is there, which may be a secret. MissingPrerequisite: it is another user's.
     """
-    if path.exists() and path.stat().st_mode & 0o077:
-        raise BadInput(f"others may read {path}, which holds secrets", hint=f"chmod 600 {path}")
     try:
-        document = read_document(path, if_empty="docs/nightly.md shows one")
+        hint = "docs/nightly.md shows one"
+        document = read_document(path, if_empty=hint, require=_require_secret)
         values = check(document, facts.load("check_formats")["addressees"]) or {}
         for index, target in enumerate(values.get("targets") or ()):
             if lack := _lack(target or {}):
@@ -100,6 +101,12 @@ def read_addressees(path: Path) -> Addressees:
         raise BadInput(found.message, details=details, hint=found.hint) from None
     targets = tuple(Target(one["kind"], one) for one in values["targets"])
     return Addressees(targets, values["when"], values.get("link") or "")
+
+
+def _require_secret(path: Path, status: os.stat_result) -> None:
+    require_known_owner(path, status)  # it names a program to run
+    if status.st_mode & 0o077:
+        raise BadInput(f"others may read {path}, which holds secrets", hint=f"chmod 600 {path}")
 
 
 def _host(url: str) -> str:
