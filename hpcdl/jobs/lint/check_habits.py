@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from hpcdl.jobs.lint.check_signals import main_work
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
-from hpcdl.jobs.lint.shell import Word, names
+from hpcdl.jobs.lint.shell import names
 
 _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
@@ -112,17 +112,3 @@ def word_processor(job: Job) -> Iterator[Hit]:
         found = _TYPOGRAPHIC.search(statement) if statement.startswith(("#SBATCH", "#!")) else None
         if found:
             yield Hit("typographic", line.start + found.start(), 1, f"U+{ord(found.group()):04X}")
-
-
-@checks("assignment-spaced")
-def assignments_with_blanks(job: Job) -> Iterator[Hit]:
-    """`CORES = 64`: a command of that name, and $CORES is empty."""
-    for command in job.script.commands if job.script.is_batch else ():
-        if command.name in {"exec", "exit"} and not command.scopes:
-            return  # what follows is another program's text
-        none = Word("", 0)
-        first, sign, value, *_ = [*command.words, none, none, none]
-        spaced = re.match(r"=(?!=)", sign.raw) and first.raw.isidentifier()
-        empty = len(command.words) > 2 and value.value == ""
-        if spaced and not empty and re.search(rf"\$\{{?{first.raw}\b", job.script.text):
-            yield Hit("assignment-spaced", first.start, sign.end - first.start)

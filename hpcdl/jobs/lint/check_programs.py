@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from itertools import pairwise
 
 from hpcdl.facts import load
@@ -368,34 +367,6 @@ def variables_of_nobody(job: Job) -> Iterator[Hit]:
 def _ends_otherwise(name: str, close: str) -> bool:
     """Whether a name is a known one with a number behind it, as heterogeneous jobs have them."""
     return name.startswith(close) and bool(re.fullmatch(r"(?:_[A-Z_]*)?_?\d+", name[len(close) :]))
-
-
-@checks("variable-misspelt")
-def variables_misspelt(job: Job) -> Iterator[Hit]:
-    """A variable that nothing sets, and one nearly of its name that nothing uses."""
-    if not job.script.is_batch or re.search(
-        r"\b(?:eval|read|source|\.|getopts)\s", job.script.text
-    ):
-        return
-    assigned = {variable.name: variable for variable in job.script.assignments}
-    heads = {
-        command.words[1].raw
-        for command in job.script.commands
-        if command.name == "for" and len(command.words) > 1
-    }
-    uses = list(_used(job))
-    names = {name for name, _, _ in uses}
-    idle = [
-        name for name, variable in assigned.items() if name not in names and not variable.exported
-    ]
-    for name, word, start in uses:
-        if name in assigned or name in heads or len(name) < 5:
-            continue
-        for other in idle:
-            alike = SequenceMatcher(a=name.lower(), b=other.lower()).ratio()
-            if alike > 0.87 and name.strip("0123456789") != other.strip("0123456789"):
-                place = Word(f"${name}", word.start + start)
-                yield at("variable-misspelt", place, f"did you mean ${other}?")
 
 
 _ASKING = {"echo", "printf", "test", "[", "[["}
