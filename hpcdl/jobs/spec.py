@@ -15,7 +15,17 @@ from typing import Any, NamedTuple
 
 from hpcdl.jobs.launchers import LAUNCHERS
 from hpcdl.slurm.time_limit import slurm_minutes, walltime
-from hpcdl.system.declare import COUNT, check, option, read_file, schema_of
+from hpcdl.system.declare import (
+    COUNT,
+    SWITCH,
+    check,
+    choice,
+    listed,
+    option,
+    read_file,
+    schema_of,
+    whole,
+)
 from hpcdl.system.errors import BadInput
 
 DEFAULT_MINUTES = 60
@@ -229,22 +239,17 @@ class JobSpec:
     )
     name: str = option("job name", "train", free=True, **_NAME)
     launcher: str = option(
-        "how ranks start and find each other",
-        "horovod",
-        sweep=True,
-        type="string",
-        enum=list(LAUNCHERS),
+        "how ranks start and find each other", "horovod", **choice(*LAUNCHERS), sweep=True
     )
     program: tuple[str, ...] = option(
         "the program and its arguments; `hpcdl train` by default",
         (),
+        **listed({"type": "string", "maxLength": _LONGEST_ARGUMENT}),
         flag=None,
         shapes=False,
         example=["python", "train.py", "--lr", "0.1"],
         read=_program,
-        type="array",
         minItems=1,
-        items={"type": "string", "maxLength": _LONGEST_ARGUMENT},
     )
     environment: Mapping[str, str] = option(
         "variable of the job; on the command line without a value: yours, or asked for; repeatable",
@@ -286,29 +291,27 @@ class JobSpec:
     ask_partition: bool = option(
         "write the partition into the script",
         True,
+        **SWITCH,
         flag=None,
         constants={
             "--no-partition": (False, "name no partition to Slurm: the site chooses one by QOS")
         },
-        type="boolean",
     )
     requeues: int = option(
         "how often the job may be requeued",
         MAX_REQUEUES,
+        **whole(0, 10_000),
         constants={"--no-requeue": (0, "never requeue the job")},
         sweep=True,
         free=True,
-        type="integer",
-        minimum=0,
-        maximum=10_000,
     )
     preflight: bool = option(
         "check the allocation before the ranks start",
         True,
+        **SWITCH,
         flag=None,
         constants={"--no-preflight": (False, "skip the preflight checks")},
         free=True,
-        type="boolean",
     )
     data: str | None = option(
         "data set; the job finds it in HPCDL_DATA",
@@ -318,19 +321,13 @@ class JobSpec:
         type="string",
     )
     stage: bool = option(
-        "copy the data set to node-local disks first",
-        False,
-        key="stage_data",
-        sweep=True,
-        type="boolean",
+        "copy the data set to node-local disks first", False, **SWITCH, key="stage_data", sweep=True
     )
     chain: int = option(
         "number of jobs to queue; each resumes where the last one stopped",
         1,
+        **whole(1, MAX_CHAIN),
         free=True,
-        type="integer",
-        minimum=1,
-        maximum=MAX_CHAIN,
     )
     container: str | None = option(
         "container image for the program, without modules",
@@ -342,10 +339,9 @@ class JobSpec:
     sbatch: tuple[str, ...] = option(
         "additional sbatch option; repeatable",
         (),
+        **listed({"type": "string", "maxLength": 10_000}),
         metavar="OPTION",
         example=["mail-type=END", "mail-user=me"],
-        type="array",
-        items={"type": "string", "maxLength": 10_000},
     )
     gpu_model: str | None = option(
         "GPU model, where a partition has several",
@@ -358,8 +354,8 @@ class JobSpec:
     trusted_network: bool = option(
         "for multiworker: all who reach the nodes' ports may run code as you",
         False,
+        **SWITCH,
         free=True,
-        type="boolean",
     )
     chdir: Path | None = option(
         "where the program works; the job's own directory by default", None, **_FOLDER
@@ -397,11 +393,9 @@ class JobSpec:
     nice: int | None = option(
         "lower the job's priority by this value",
         None,
+        **whole(0, 2_147_483_645),
         sweep=True,
         free=True,
-        type="integer",
-        minimum=0,
-        maximum=2_147_483_645,
     )
 
     @property
