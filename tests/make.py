@@ -2,6 +2,7 @@
 
 from hpcdl.cluster import lifecycle, state
 from hpcdl.cluster.teardown import silent
+from hpcdl.regress.references import Reference
 from hpcdl.slurm import client
 from hpcdl.workflows.embedded import request
 
@@ -43,3 +44,11 @@ def site_file(folder, *partitions, **more):
 def up(site, *, directory=None, say=silent, **wished):
     """Start the embedded cluster of a site, as `hpcdl cluster up` does."""
     return lifecycle.up(request(site, **wished), directory or state.state_directory(site.name), say)
+
+
+def reference(**changes):
+    """A measured reference of a check."""
+    plain = {"check": "throughput", "case": "resnet50", "partition": "p100", "metric": "rate"}
+    plain |= {"value": 1000.0, "unit": "images/s", "lower": -0.2, "runs": 5, "spread": 0.01}
+    plain |= {"source": "a test", "proof": "run", "date": "2026-01-01"}
+    return Reference(**plain | changes)

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history
 from hpcdl.regress.propose import measure
-from hpcdl.regress.references import Reference, site_file, update_references
+from hpcdl.regress.references import site_file, update_references
 from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import run_checks
@@ -29,6 +28,7 @@ from hpcdl.results.faults import FaultKind, Status
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
+from tests import make
 from tests.browser import chromium
 from tests.integration.check_runs import own_site, told
 from tests.make import up
@@ -66,22 +66,8 @@ def site(cluster_env, tmp_path, monkeypatch):
 
 
 def reference(check, **changes):
-    row = Reference(
-        check=check,
-        case="default",
-        partition="p100",
-        metric="images_per_second",
-        value=1000.0,
-        unit="images/s",
-        lower=-0.2,
-        upper=None,
-        runs=5,
-        spread=0.02,
-        source="this test",
-        proof="run",
-        date="2026-01-01",
-    )
-    return replace(row, **changes)
+    named = {"case": "default", "metric": "images_per_second"}
+    return make.reference(check=check, **named | changes)
 
 
 def run(site, file, **request):

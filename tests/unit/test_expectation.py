@@ -9,7 +9,7 @@ import pytest
 from hpcdl.jobs import JobSpec
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import measured_links, metric_name
-from hpcdl.regress.references import Reference, site_file, update_references
+from hpcdl.regress.references import site_file, update_references
 from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.workflows.expectation import (
     as_lines,
@@ -21,6 +21,7 @@ from hpcdl.workflows.expectation import (
     last_results,
     training_of,
 )
+from tests.make import reference
 
 TRAIN = ("hpcdl", "train", "--model")
 RESNET = (*TRAIN, "resnet50", "--batch-per-rank", "64")
@@ -210,21 +211,7 @@ def test_damaged_files_of_other_jobs_never_stop_a_submit(busy, name, text):
 
 def allreduce_of(case, rates, **changes):
     """References of a case of the check: bus bandwidth in GB/s by bytes."""
-    plain = Reference(
-        check="allreduce",
-        case=case,
-        partition="p100",
-        metric="",
-        value=0.0,
-        unit="GB/s",
-        lower=-0.1,
-        upper=None,
-        runs=5,
-        spread=0.01,
-        source="measured",
-        proof="run",
-        date="2026-05-01",
-    )
+    plain = reference(check="allreduce", case=case, unit="GB/s", lower=-0.1, date="2026-05-01")
     return [
         replace(plain, metric=metric_name(size), value=rate, **changes)
         for size, rate in rates.items()

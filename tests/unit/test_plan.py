@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from hpcdl.regress.references import Reference, update_references
+from hpcdl.regress.references import update_references
 from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import read_release
@@ -16,6 +16,7 @@ from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
 from hpcdl.workflows.site_plan import StackTarget, as_text, targets
+from tests.make import reference
 from tests.small_release import make_current, make_release, passing, silent, small_site
 from tests.unit import slurm_output as said
 
@@ -93,21 +94,7 @@ def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, 
 
 
 def test_references_of_the_old_release_become_stale(site, monkeypatch):
-    row = Reference(
-        check="allreduce",
-        case="2x2",
-        partition="p100",
-        metric="bandwidth",
-        value=1.0,
-        unit="GB/s",
-        lower=-0.1,
-        runs=5,
-        spread=0.01,
-        source="measured",
-        proof="run",
-        date="2026-01-01",
-        release="old",
-    )
+    row = reference(release="old")
     other = replace(row, metric="latency", release=None)
     update_references(site, "embedded", [row, other])
     plan = planned(site, monkeypatch, read_release(site, "new"))

@@ -15,9 +15,10 @@ from hpcdl.regress.answer import Acceptance, Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.references import Reference, load_references, update_references
+from hpcdl.regress.references import load_references, update_references
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
+from tests.make import reference
 
 NAME = "throughput/resnet50 on p100, rate [images/s]"
 WHO = ("--because", "new driver", "--by", "Ada")
@@ -70,25 +71,6 @@ def filled(site, tmp_path):
 def rate_of(site):
     (row,) = [one for one in load_references(site, "embedded").values() if one.metric == "rate"]
     return row
-
-
-def reference(day="2026-01-01", **changes):
-    row = Reference(
-        check="throughput",
-        case="resnet50",
-        partition="p100",
-        metric="rate",
-        value=1000.0,
-        unit="images/s",
-        lower=-0.2,
-        upper=None,
-        runs=5,
-        spread=0.01,
-        source="this test",
-        proof="run",
-        date=day,
-    )
-    return replace(row, **changes)
 
 
 def gate(site, tmp_path):
@@ -214,7 +196,7 @@ def test_a_finding_sleeps_until_its_day(filled, tmp_path):
 )
 def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path, day, value, answers):
     fill(site, tmp_path)
-    update_references(site, "embedded", [reference(day, value=value)])
+    update_references(site, "embedded", [reference(date=day, value=value)])
     answer = gate(site, tmp_path)
     assert answer.open == answers
     said = f"answered by the reference of {day}"

@@ -13,7 +13,6 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.propose import Drafts, derive, propose, write
 from hpcdl.regress.references import (
     OWN_DEMAND,
-    Reference,
     load_references,
     published,
     read_references,
@@ -26,18 +25,16 @@ from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import CheckFailed
+from tests.make import reference
 from tests.unit.conftest import shipped
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
-OLD = Reference(
-    **dict(zip(("check", "case", "partition", "metric"), KEY, strict=True)),
+OLD = reference(
+    case="mlp",
+    metric=KEY[-1],
     value=90.0,
-    unit="images/s",
     lower=-0.1,
-    runs=5,
-    spread=0.01,
     source="before",
-    proof="run",
     date="2025-01-01",
     release="r0",
 )

@@ -7,7 +7,6 @@ import pytest
 
 from hpcdl.regress.propose import rows_of
 from hpcdl.regress.references import (
-    Reference,
     from_runs,
     read_references,
     render_references,
@@ -16,21 +15,15 @@ from hpcdl.regress.references import (
 from hpcdl.regress.reframe_adapter.settings import reframe_name
 from hpcdl.regress.result import losses_fall
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from tests.make import reference
 
-ROW = Reference(
-    check="throughput",
+ROW = reference(
     case="mlp",
-    partition="p100",
     metric="images_per_second",
     value=1.0,
-    unit="images/s",
     lower=-0.1,
-    upper=None,
     runs=0,
     spread=0.0,
-    source="a test",
-    proof="run",
-    date="2026-01-01",
     nodes=("n1", "n2"),
 )
 
