@@ -52,3 +52,14 @@ def reference(**changes):
     plain |= {"value": 1000.0, "unit": "images/s", "lower": -0.2, "runs": 5, "spread": 0.01}
     plain |= {"source": "a test", "proof": "run", "date": "2026-01-01"}
     return Reference(**plain | changes)
+
+
+def plan_build(site, name=None, partition=None):
+    """The one build of a stack, or of one of its partitions; what keeps it from one is raised."""
+    from hpcdl.stack.plans import plan_stack
+
+    plans, blocked = plan_stack(site, name, partition=partition)
+    for refused in blocked:
+        raise refused.fault
+    (plan,) = plans
+    return plan

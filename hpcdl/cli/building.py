@@ -1,4 +1,4 @@
-"""`hpcdl stack build`, `adopt` and `mirror`: the commands that run for long.
+"""`hpcdl stack build` and `adopt`: the commands that run for long.
 
 SIGTERM ends them as Ctrl-C does: what they run ends, half-made trees are removed.
 """
@@ -9,7 +9,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import command, option, show, the_site
@@ -18,7 +17,6 @@ from hpcdl.system.signals import terminable
 from hpcdl.system.text import StatusLine, duration, paint
 
 if TYPE_CHECKING:
-    from hpcdl.site import Site
     from hpcdl.stack.plans import Blocked
     from hpcdl.stack.release import Release, ReleasePlan
 
@@ -45,8 +43,6 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     wheels.add_argument(
         "--without-horovod", action="store_true", help="for tf.distribute: no compiler is needed"
     )
-    spack = parser.add_argument_group("with Spack")
-    spack.add_argument("--unsigned", action="store_true", help="do not sign the build cache")
 
 
 @command("hpcdl stack build --site embedded", _build_arguments, changes=True)
@@ -58,8 +54,6 @@ def _build(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     by_spack = (args.backend or find_request(site, args.name).backend) != "wheels"
-    if not by_spack and args.unsigned:
-        raise BadInput("--unsigned is for stacks that Spack builds")
     if by_spack and args.without_horovod:
         raise BadInput("--without-horovod is for stacks from wheels")
     plans, none = plan_stack(
@@ -109,7 +103,7 @@ def _make(plan: ReleasePlan, args: argparse.Namespace, line: StatusLine) -> Rele
     if isinstance(plan, BuildPlan):
         return build(plan, say)
     assert isinstance(plan, SpackPlan)
-    return build_spack(plan, say, progress(line), unsigned=args.unsigned)
+    return build_spack(plan, say, progress(line))
 
 
 def _lack(plan: ReleasePlan, *, only_look: bool = False) -> HpcdlError | None:
@@ -180,46 +174,4 @@ def _adopt(args: argparse.Namespace) -> ExitCode:
     return _built([adopt_installed(plan, progress_teller())], [existed], args)
 
 
-def _of_stack(site: Site, args: argparse.Namespace) -> tuple[Path, tuple[str, ...]]:
-    """The directory of a stack's environment, which must be solved, and its name."""
-    from hpcdl.stack.plans import plan_build
-    from hpcdl.stack.spack_backend.spack_build import SpackPlan
-
-    plan = plan_build(site, args.name)
-    if args.environments or not isinstance(plan, SpackPlan) or plan.lock is None:
-        message = f"the stack '{args.name}' is not solved by Spack"
-        hint = "`hpcdl stack build` solves it first; or name a shipped environment alone"
-        raise BadInput("--name takes a stack's own" if args.environments else message, hint=hint)
-    return plan.work.root, (plan.environment.name,)
-
-
-@command(
-    "hpcdl stack mirror p100 --directory /data/spack-mirror",
-    option("environments", "such as k80 or a100 (default: all)", nargs="*"),
-    option("--name", "STACK", "instead: a stack of the site"),
-    option("--directory", "DIR", "directory of the mirror", required=True),
-    option("--bazel-cache", "DIR", "bazel downloads to add (default: HPCDL_BAZEL_CACHE)"),
-    changes=True,
-)
-@terminable()
-def _mirror(args: argparse.Namespace) -> ExitCode:
-    """Download every source that Spack builds need, for sites without internet."""
-    from hpcdl.stack.spack_backend.mirror import choose_environments, make_mirror, plan_mirror
-
-    if args.name:
-        root, names = _of_stack(the_site(args), args)
-    else:
-        root, names = choose_environments(args.environments)
-    mirror = plan_mirror(Path(args.directory).absolute(), root, names, args.bazel_cache)
-    if args.dry_run:
-        return show(args, mirror.as_data(), mirror.text())
-    make_mirror(mirror, root, progress_teller())
-    lines = [
-        f"the sources of {mirror.packages} packages are in {mirror.folder}",
-        *(f"note: {note}" for note in mirror.notes()),
-        f'site file of the offline site: spack: {{mirrors: {{local: "file://{mirror.folder}"}}}}',
-    ]
-    return show(args, mirror.as_data(), "\n".join(lines))
-
-
-COMMANDS = (_build, _adopt, _mirror)
+COMMANDS = (_build, _adopt)

@@ -239,7 +239,7 @@ class External:
 class SpackSettings:
     """How Spack builds here: what the machine has, mirrors by name, the padded path's length.
 
-    `signing_key` is a key of Spack's own keyring that signs the build cache; None: one of ours.
+    `signing_key` is a key of Spack's own keyring that signs the build cache; None: unsigned.
     `store` is the site's own install tree; None: PREFIX/spack/store.
     """
 
@@ -268,7 +268,7 @@ class SpackSettings:
     )
     signing_key: str | None = option(
         "Fingerprint or name of a key in Spack's keyring (`spack gpg list --signing`) "
-        "that signs the build cache; by default a key that the build makes",
+        "that signs the build cache; by default it is not signed",
         None,
         **text("^[^\\s-][^\\n]{2,199}$"),
         example="hpc-admins@example.org",

@@ -26,13 +26,12 @@ from hpcdl.stack.dispatch import read_history
 from hpcdl.stack.install import TRASH, build_lock, unfinished
 from hpcdl.stack.publish import shown_after, sound_releases
 from hpcdl.stack.release import current_id, release_ids, releases_folder
-from hpcdl.stack.spack_backend.mirror import shipped_copy
 from hpcdl.stack.spack_backend.spack_build import shared, store
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, read_lock
 from hpcdl.stack.wheelhouse import new_log
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, shared_lock, size_of, umask
-from hpcdl.system.resources import scratch_directory
+from hpcdl.system.resources import folder, scratch_directory
 
 Pinned = Callable[[], Mapping[str, str]]
 KEEP = 3
@@ -167,7 +166,7 @@ def _open(site: Site, scope: Path) -> Spack:
     tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
     settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
     own = min(shared(site).glob("*/spack_repo"), default=None)
-    return open_spack(own.parent if own else shipped_copy(), scope, settings)
+    return open_spack(own.parent if own else folder("spack"), scope, settings)
 
 
 def _installed(spack: Spack, tree: Path) -> Iterator[tuple[str, str, Path]]:

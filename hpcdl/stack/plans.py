@@ -64,20 +64,3 @@ def plan_stack(
         except (MissingPrerequisite, BadInput) as fault:
             blocked.append(Blocked(names, fault))
     return tuple(plans), tuple(blocked)
-
-
-def plan_build(site: Site, name: str | None = None, partition: str | None = None) -> ReleasePlan:
-    """The one build of a stack, or of one of its partitions; BadInput where it needs several.
-
-    What keeps a partition without one is raised.
-    """
-    plans, blocked = plan_stack(site, name, partition=partition)
-    for refused in blocked:
-        raise refused.fault
-    if len(plans) > 1:
-        raise BadInput(
-            f"stack '{plans[0].request.name}' is {len(plans)} builds: "
-            + "; ".join(", ".join(plan.partitions) for plan in plans),
-            hint="name a partition",
-        )
-    return plans[0]

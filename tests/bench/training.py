@@ -18,8 +18,8 @@ def stack_python():
     if named := os.environ.get("HPCDL_TEST_PYTHON"):
         return Path(named)
     from hpcdl.stack.build import build
-    from hpcdl.stack.plans import plan_build
     from hpcdl.system.resources import cache
+    from tests.make import plan_build
     from tests.small_release import small_site
 
     site = small_site(cache() / "tests" / "prefix")

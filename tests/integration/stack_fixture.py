@@ -30,8 +30,8 @@ def stack_site():
 def release(stack_site):
     """A published release with TensorFlow, Horovod and hpcdl as its sources are now."""
     from hpcdl.stack.build import build
-    from hpcdl.stack.plans import plan_build
     from hpcdl.stack.publish import publish
+    from tests.make import plan_build
 
     def say(what):
         print(what, file=sys.stderr)

@@ -280,7 +280,7 @@ def by_spack():
         pytest.skip(why_not())
     case = next(case for case in CASES if case.compiler == "nvcc")
     root, env = with_spack(root_of(case.suite, case.compiler, _STACK_GB))
-    for made in build(case, root, _EXTERNALS, "--backend", "spack-wheels", "--unsigned", **env):
+    for made in build(case, root, _EXTERNALS, "--backend", "spack-wheels", **env):
         yield made, env
 
 

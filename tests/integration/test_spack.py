@@ -17,7 +17,6 @@ import yaml
 
 from hpcdl import facts
 from hpcdl.site import External, SpackSettings, StackRequest, load_site
-from hpcdl.stack.plans import plan_build
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
@@ -35,6 +34,7 @@ from hpcdl.system.run import run
 from tests.integration.conftest import needs_lmod
 from tests.integration.spack_fixture import PACKAGES, why_not
 from tests.integration.stack_fixture import bill
+from tests.make import plan_build
 from tests.small_release import LMOD, passing
 
 OVERLAY = sorted(
@@ -148,7 +148,7 @@ def test_every_gpu_stack_is_one_view_and_one_module(
     where = plan.folders.environment
     shutil.copyfile(lock, where / "spack.lock")
     (where / ".solved").write_text(plan.stamp(where / "spack.lock"))
-    program = open_build(plan, BuildCache(tmp_path / "cache", None, None))
+    program = open_build(plan, BuildCache(tmp_path / "cache", ""))
     program.run("-e", where, "install", "--fake", timeout=1800)
     venv = {one.name: one for one in inventory(program, where).packages}["python-venv"].prefix
     run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", venv])
@@ -193,7 +193,7 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
     """The whole way for real: solve, install, signed cache, gate, module, and once more."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the wheels are for Python 3.11")
-    needed = ("mpicxx", "cmake", "make", "patch", "gpg")
+    needed = ("mpicxx", "cmake", "make", "patch")
     lacking = [name for name in needed if shutil.which(name) is None]
     if lacking or not LMOD.is_file():
         pytest.skip(f"not installed: {', '.join(lacking) or 'Lmod'}")
@@ -201,7 +201,7 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
     monkeypatch.setenv("HPCDL_HOME", str(short / "home"))
     site = _wheels_site(short / "prefix")
     try:
-        release = build_spack(plan_build(site), print, lambda tally: None)
+        release = build_spack(plan_build(site), print, lambda *_: None)
         checks = {one.name: one for one in publish(site, release.id, say=print).proof.checks}
         assert checks["libraries"].detail.startswith("4 shared objects find what they need")
         program = "import tensorflow as tf; print(tf.__version__, float(tf.ones((3, 3))[0, 0]))"
@@ -213,7 +213,7 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
         assert told.stdout.split()[:2] == ["2.21.0", "1.0"]
         assert plan_build(site).exists
         before = release.root.stat().st_mtime_ns
-        again = build_spack(plan_build(site), print, lambda tally: None)
+        again = build_spack(plan_build(site), print, lambda *_: None)
         assert (again.id, again.root.stat().st_mtime_ns) == (release.id, before)
 
         # The same environment adopted by itself is the same release.

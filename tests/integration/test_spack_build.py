@@ -4,12 +4,11 @@ Small packages stand for the stack: they are built by the real Spack, with nothi
 compile.
 """
 
-import hashlib
-import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,10 @@ import pytest
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
 from hpcdl.stack.seal import record_release
-from hpcdl.stack.spack_backend import mirror as spack_mirror
 from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
 from hpcdl.stack.spack_backend.concretize import concretize
 from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, install
-from hpcdl.stack.spack_backend.tool import Spack, lock_holder, open_spack, require_unlocked
+from hpcdl.stack.spack_backend.tool import lock_holder, open_spack, require_unlocked
 from hpcdl.stack.spack_backend.view import inventory
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
@@ -117,26 +115,30 @@ def test_a_full_disk_is_named_and_nothing_is_lost(small):
 
 
 @pytest.fixture
-def keyring(tmp_path):
+def keyring(monkeypatch):
     if shutil.which("gpg") is None:
         pytest.skip("gpg is not installed")
     # The agent's socket needs a short path.
-    cache = BuildCache(tmp_path / "buildcache", Path(f"/tmp/hpcdl-keys-{os.getpid()}"), "")
-    yield cache
-    cache.close_keyring()
-    shutil.rmtree(cache.keys or "", ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix="hpcdl-keys-", dir="/tmp"))
+    monkeypatch.setenv("SPACK_GNUPGHOME", str(place))
+    yield
+    subprocess.run(["gpgconf", "--homedir", place, "--kill", "all"], check=False)
+    shutil.rmtree(place, ignore_errors=True)
 
 
-def test_the_build_cache_is_signed_and_taken_from(small, keyring):
+@pytest.mark.parametrize("key", ["", "nobody@localhost"])
+def test_the_build_cache_is_signed_if_a_key_is_named_and_taken_from(small, keyring, tmp_path, key):
     where = solve(small, "above")
-    plain = opened(where, keyring)
-    spack = Spack(plain.program, plain.version, plain.scope, {**plain.env, **keyring.env})
-    keyring.ready_key(spack, small_site(small))
-    keyring.ready_key(spack, small_site(small))
-    assert spack.run("gpg", "list", "--signing").stdout.count("sec ") == 1, "one key for ever"
+    cache = BuildCache(tmp_path / "buildcache", key)
+    spack = opened(where, cache)
+    if key:
+        with pytest.raises(BadInput, match="has no key"):
+            cache.require_key(spack)
+        spack.run("gpg", "create", "nobody", key)
+    cache.require_key(spack)
     build(where, spack)
-    keyring.fill(spack, where.environment)
-    keyring.fill(spack, where.environment)
+    cache.fill(spack, where.environment)
+    cache.fill(spack, where.environment)
 
     spack.run("-e", where.environment, "uninstall", "-a", "-y", "--dependents", check=False)
     shutil.rmtree(small.parent / "tree")
@@ -167,14 +169,6 @@ def test_what_cannot_be_adopted_is_refused(small, tmp_path):
         adopt_installed(plan, silent)
     assert "HPCDL_SPACK_ROOT" in caught.value.hint
     assert not (site.paths.prefix / "releases").exists()
-
-
-def test_without_gpg_nothing_is_begun(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MissingPrerequisite, match="no gpg") as caught:
-        BuildCache.of_site(small_site(tmp_path), unsigned=False)
-    assert "--unsigned" in caught.value.hint
-    assert BuildCache.of_site(small_site(tmp_path), unsigned=True).key is None
 
 
 def test_an_environment_that_another_spack_holds_is_refused_at_once(small):
@@ -210,23 +204,6 @@ def test_the_end_of_the_time_limit_is_an_answer(small):
     with pytest.raises(CheckFailed, match="no answer within") as caught:
         concretize(small, SMALL, silent, time_limit=0.2)
     assert "probable cause" in caught.value.hint
-
-
-def test_a_mirror_takes_bazels_downloads_in(small, tmp_path):
-    """A repository cache of bazel's is a tree of files by their digests: it is taken as it is."""
-    where = solve(small, "above")
-    cache, mirror = tmp_path / "cache", tmp_path / "mirror"
-    for text in ("one", "two"):
-        place = cache / "content_addressable" / "sha256" / hashlib.sha256(text.encode()).hexdigest()
-        place.mkdir(parents=True)
-        (place / "file").write_text(text)
-        planned = spack_mirror.plan_mirror(mirror, where.root, ["small"], str(cache))
-        spack_mirror.make_mirror(planned, where.root, silent)
-        taken = mirror / "bazel" / place.relative_to(cache) / "file"
-        assert taken.read_text() == text
-    assert len([path for path in (mirror / "bazel").rglob("*") if path.is_file()]) == 2
-    with pytest.raises(BadInput, match="no bazel cache"):
-        spack_mirror.plan_mirror(mirror, where.root, ["small"], str(tmp_path / "none"))
 
 
 def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):

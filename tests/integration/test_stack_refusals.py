@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.plans import plan_build
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id
 from hpcdl.stack.verify import store_proof
 from hpcdl.stack.wheelhouse import wheelhouse_folder
 from hpcdl.system.errors import MissingPrerequisite
+from tests.make import plan_build
 from tests.small_release import make_release, passing, silent, small_site
 
 ROOT = Path(__file__).resolve().parents[2]

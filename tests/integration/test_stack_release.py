@@ -14,7 +14,6 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.stack.build import build
 from hpcdl.stack.horovod import build_horovod
-from hpcdl.stack.plans import plan_build
 from hpcdl.stack.publish import verify
 from hpcdl.stack.recipe import SourceEdit
 from hpcdl.stack.release import read_release
@@ -24,6 +23,7 @@ from hpcdl.system.errors import ExitCode
 from hpcdl.system.run import CommandFailed
 from hpcdl.workflows.site_plan import plan
 from tests.integration.stack_fixture import bill
+from tests.make import plan_build
 from tests.small_release import silent, small_site
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(1200)]

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl.stack.build import build
-from hpcdl.stack.plans import plan_build
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import cache
 from tests.integration.train_runs import ROOT, Runs
+from tests.make import plan_build
 from tests.small_release import silent
 
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(3600)]

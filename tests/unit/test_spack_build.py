@@ -1,4 +1,4 @@
-"""Building with Spack, the thinking part: plans, names, guards, progress, what a mirror holds."""
+"""Building with Spack, the thinking part: plans, names, guards, progress."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from hpcdl.site import StackRequest
-from hpcdl.stack.plans import plan_build, plan_stack
+from hpcdl.stack.plans import plan_stack
 from hpcdl.stack.resolve_facts import driver_needs, models, needs_of, wheel_sets
 from hpcdl.stack.spack_backend import concretize, spack_build
 from hpcdl.stack.spack_backend.adopt import plan_adoption
@@ -28,6 +28,7 @@ from hpcdl.stack.spack_backend.view import (
 )
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
+from tests.make import plan_build
 from tests.unit.conftest import shipped
 
 KEPLER = "tensorflow-kepler"
@@ -403,7 +404,5 @@ def test_a_lock_that_nobody_holds_has_no_holder(tmp_path):
 
 
 def test_an_unsigned_build_cache_says_so_to_spack(tmp_path):
-    signed = BuildCache(tmp_path, tmp_path / "keys", "own")
-    assert "signed: true" in signed.settings()["mirrors.yaml"]
-    assert signed.env == {"SPACK_GNUPGHOME": str(tmp_path / "keys")}
-    assert "signed: false" in BuildCache(tmp_path, None, None).settings()["mirrors.yaml"]
+    assert "signed: true" in BuildCache(tmp_path, "Ada").settings()["mirrors.yaml"]
+    assert "signed: false" in BuildCache(tmp_path, "").settings()["mirrors.yaml"]

@@ -18,11 +18,11 @@ from hpcdl.stack.install import (
     require_space,
     unpacked_gb,
 )
-from hpcdl.stack.plans import plan_build
 from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.wheelhouse import fetch, own_digest, own_files, own_wheel, pack
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
+from tests.make import plan_build
 from tests.small_release import silent, small_site
 
 

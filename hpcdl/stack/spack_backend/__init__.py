@@ -2,6 +2,5 @@
 
 `environment` renders what is wanted, `concretize` lets Spack solve it, `make` installs it in
 parallel and keeps the binaries; `view` makes the release's tree, `adopt` the release,
-`spack_build` goes the whole way. `mirror` fetches the sources for sites without internet. `tool`
-is Spack itself.
+`spack_build` goes the whole way. `tool` is Spack itself.
 """

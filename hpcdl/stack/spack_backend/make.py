@@ -3,17 +3,14 @@
 What is installed stays, so that an interrupted build continues where it was. A failure names the
 package, its log, and the command that reopens the environment it was built in.
 
-What was built is signed and taken from the build cache next time. The key is the site's own, made
-by Spack in PREFIX/spack/keys on first use, or one of the administrator's in Spack's own keyring,
-named in the site file. Both the key and gpg are asked for before a build begins, not hours later
-when there is something to sign.
+What was built is taken from the build cache next time. It is signed where the site file names a key
+of Spack's keyring, which is asked for before a build begins, not hours later.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +21,6 @@ from hpcdl.site import Site
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
-from hpcdl.system.run import run
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.text import StatusLine, duration
 
@@ -134,70 +130,37 @@ def _failure(spack: Spack, where: Folders) -> HpcdlError:
 
 @dataclass(frozen=True)
 class BuildCache:
-    """Where binaries are kept, and by which key they are signed.
-
-    `key` is None where nothing is signed, empty for the only key of the keyring in `keys`, the
-    site's own; else the name of one in Spack's keyring.
-    """
+    """Where binaries are kept; `key` is the name of the key that signs them, empty for none."""
 
     folder: Path
-    keys: Path | None
-    key: str | None
+    key: str
 
     @classmethod
-    def of_site(cls, site: Site, *, unsigned: bool) -> BuildCache:
-        """The site's own, its key not made yet; MissingPrerequisite: no gpg to sign it with."""
-        shared = site.paths.prefix / "spack"
-        if unsigned:
-            return cls(shared / "buildcache", None, None)
-        if not (shutil.which("gpg2") or shutil.which("gpg")):
-            raise MissingPrerequisite(
-                "there is no gpg to sign the build cache with",
-                hint="Debian and Ubuntu: apt install gnupg; or give --unsigned",
-            )
-        named = site.spack.signing_key
-        return cls(shared / "buildcache", None if named else shared / "keys", named or "")
-
-    @property
-    def env(self) -> Mapping[str, str]:
-        """Return the environment variables by which Spack finds the keyring."""
-        return {"SPACK_GNUPGHOME": str(self.keys)} if self.keys else {}
+    def of_site(cls, site: Site) -> BuildCache:
+        """The site's own."""
+        return cls(site.paths.prefix / "spack" / "buildcache", site.spack.signing_key or "")
 
     def settings(self) -> dict[str, str]:
         """Spack's settings of it, by file name."""
-        signed = "false" if self.key is None else "true"
+        signed = str(bool(self.key)).lower()
         entry = f"{{url: 'file://{self.folder}', binary: true, source: false, signed: {signed}}}"
         return {"mirrors.yaml": f"mirrors:\n  {_MIRROR}: {entry}\n"}
 
-    def ready_key(self, spack: Spack, site: Site) -> None:
-        """Make the site's own key where it has none yet.
-
-        BadInput where the site file names a key that Spack's keyring has no secret part of.
-        """
-        if self.key is None:
+    def require_key(self, spack: Spack) -> None:
+        """BadInput where Spack's keyring has no secret part of the key; asked before a build."""
+        if not self.key:
             return
         listing = spack.run("gpg", "list", "--signing", check=False).stdout
-        if self.keys is None and self.key.lower() not in listing.lower():
+        if self.key.lower() not in listing.lower():
             raise BadInput(
                 f"Spack's keyring has no key '{self.key}' to sign with (spack.signing_key)",
-                hint="`spack gpg list --signing` shows those it has; `spack gpg trust FILE` adds",
+                hint="`spack gpg list --signing` shows those it has; `spack gpg create` makes one",
             )
-        if self.keys is not None and "sec" not in listing:
-            with explain_os_errors(self.keys):
-                self.keys.mkdir(parents=True, exist_ok=True)
-                self.keys.chmod(0o700)
-            spack.run("gpg", "create", f"hpcdl at {site.name}", "hpcdl@localhost")
 
     def fill(self, spack: Spack, environment: Path) -> None:
         """Put what is installed of an environment into the cache; what is there already stays."""
-        signing = ["--unsigned"] if self.key is None else ["--signed"]
-        signing = ["--key", self.key] if self.key else signing
+        signing = ("--key", self.key) if self.key else ("--unsigned",)
         push = ("buildcache", "push", *signing, "--allow-missing", "--update-index", _MIRROR)
         spack.run("-e", environment, *push)
-        if self.key is not None:
+        if self.key:
             spack.run("gpg", "publish", "--directory", self.folder, "--rebuild-index", check=False)
-
-    def close_keyring(self) -> None:
-        """Stop the agent that gpg leaves running for the site's own keyring."""
-        if self.keys is not None and self.keys.is_dir() and shutil.which("gpgconf"):
-            run(["gpgconf", "--homedir", self.keys, "--kill", "all"], check=False)

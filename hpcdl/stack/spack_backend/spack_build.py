@@ -180,31 +180,28 @@ def plan_spack(
     return SpackPlan(site, request, served, wanted, work, own_digest())
 
 
-def build_spack(plan: SpackPlan, say: Say, show: Show, *, unsigned: bool = False) -> Release:
+def build_spack(plan: SpackPlan, say: Say, show: Show) -> Release:
     """Build the planned release, or return it where it exists.
 
     Raises:
         PackageFailed: a package did not build; says which, its log, and how to continue.
         CheckFailed: Spack found no solution, or not the resolution's.
-        MissingPrerequisite: no Spack, no gpg, no space left, another build at work.
+        MissingPrerequisite: no Spack, no space left, another build at work.
+        BadInput: the site names a key that Spack's keyring does not have.
     """
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
     plan.require_ready()
     say(plan.environment.why)
     with shared_lock(plan.work.root / ".lock", wait_seconds=10):
-        cache = BuildCache.of_site(plan.site, unsigned=unsigned)
-        try:
-            return _build(plan, cache, say, show)
-        finally:
-            cache.close_keyring()
+        return _build(plan, BuildCache.of_site(plan.site), say, show)
 
 
 def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show) -> Release:
     where = plan.folders
     spack = open_build(plan, cache)
     tool.require_unlocked(where.environment)
-    cache.ready_key(spack, plan.site)
+    cache.require_key(spack)
     if plan.lock is None:
         _solve(plan, say)
     if plan.exists:
@@ -235,7 +232,7 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
     settings = {"config.yaml": config, **cache.settings()}
     spack = tool.open_spack(plan.work.root, where.build / "scope", settings)
     site = {"HPCDL_SPACK_SITE": str(plan.work.root / "site.yaml")}
-    return replace(spack, env={**spack.env, **site, **cache.env})
+    return replace(spack, env={**spack.env, **site})
 
 
 def _solve(plan: SpackPlan, say: Say) -> None:
