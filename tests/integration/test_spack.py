@@ -5,6 +5,7 @@ network. Solving takes minutes per environment: `make test-long`.
 """
 
 import dataclasses
+import json
 import platform
 import re
 import shutil
@@ -89,9 +90,14 @@ def test_the_committed_lock_is_what_spack_reads(spack_home, one):
     where = spack_home / "environments" / one.name
     if not (where / "spack.lock").exists():
         pytest.skip(f"no lock file for {one.name}")
-    before = (where / "spack.lock").read_text()
+
+    def locked():
+        data = json.loads((where / "spack.lock").read_text())
+        return {key: value for key, value in data.items() if key != "spack"}  # which one wrote it
+
+    before = locked()
     spack(spack_home, "-e", str(where), "concretize")
-    assert (where / "spack.lock").read_text() == before, "the lock no longer fits its spack.yaml"
+    assert locked() == before, "the lock no longer fits its spack.yaml"
 
 
 @pytest.mark.long

@@ -13,7 +13,6 @@ from hpcdl.site.model import External
 from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.spack_backend.concretize import (
     differences,
-    probable_cause,
     render_work,
     site_work,
 )
@@ -190,21 +189,6 @@ def test_the_environment_from_wheels_is_the_list_of_wheels_and_so_is_its_lock():
     assert (differences(one, lock), lock.archs) == ((), one.archs)
     outside = {spec["name"] for spec in lock.specs.values() if "external" in spec}
     assert {"cuda", "gcc", "openmpi", "python", "cmake"} <= outside
-
-
-@pytest.mark.parametrize(
-    ("text", "word"),
-    [
-        ('cannot bootstrap the "clingo" Python module: target=x86_64', "SPACK_PYTHON"),
-        ("error_messages.lp: has_provider", "external"),
-        ("error: Cannot satisfy 'cuda@12'", "contradict"),
-        ("requirement 3.2 on pmix for pmix cannot match any known version", "externals"),
-        ("==> Error: No version exists that satisfies these input specs:", "externals"),
-        ("", "no message"),
-    ],
-)
-def test_the_probable_cause_of_a_failed_solve_is_named(text, word):
-    assert word in probable_cause(text)
 
 
 def test_slurm_is_the_machines_and_pmix_is_built_only_for_a_site_that_names_no_other():

@@ -12,24 +12,10 @@ import pytest
 
 from hpcdl import __version__, facts
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.spack_backend.environment import environments
 from hpcdl.system.resources import folder
 
 REPOSITORY = folder("spack") / "spack_repo" / "hpcdl"
 RECIPES = sorted(REPOSITORY.glob("packages/*/package.py"))
-DIRECTIVES = {
-    "version",
-    "variant",
-    "depends_on",
-    "conflicts",
-    "resource",
-    "patch",
-    "extends",
-    "license",
-    "requires",
-    "provides",
-    "maintainers",
-}
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 COMMIT = re.compile(r"[0-9a-f]{40}\Z")
 BIN = str(Path(sys.executable).parent)
@@ -71,44 +57,6 @@ def first(call):
 
 def named(package):
     return REPOSITORY / "packages" / package.replace("-", "_") / "package.py"
-
-
-def test_the_repository_has_its_name_and_every_recipe():
-    assert (REPOSITORY / "repo.yaml").read_text() == "repo:\n  namespace: hpcdl\n  api: v2.2\n"
-    assert {recipe.parent.name for recipe in RECIPES} == {
-        "hpcdl_tensorflow",
-        "nccl_tests",
-        "py_horovod",
-        "py_horovod_wheels",
-        "py_hpcdl",
-        "py_keras",
-        "py_libclang",
-        "py_shtab",
-        "py_tensorboard_data_server",
-        "py_tensorflow",
-        "py_tensorflow_cuda_wheels",
-        "py_tensorflow_estimator",
-        "py_tensorflow_wheels",
-        "py_tf_keras",
-    }
-
-
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
-def test_a_recipe_is_one_class_named_for_its_folder_with_known_directives(recipe):
-    expected = "".join(part.capitalize() for part in recipe.parent.name.split("_"))
-    assert package_class(recipe).name == expected
-    assert ast.get_docstring(tree(recipe)), "a recipe says what it mends"
-    for call in class_calls(package_class(recipe)):
-        assert ast.unparse(call.func) in DIRECTIVES
-
-
-def class_calls(node):
-    """Calls that stand as statements in the class, loops and `with` included, methods not."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Expr) and isinstance(child.value, ast.Call):
-            yield child.value
-        elif not isinstance(child, ast.FunctionDef):
-            yield from class_calls(child)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
@@ -169,18 +117,6 @@ def test_cudnn_ends_where_the_facts_end_it_for_each_generation():
         assert f'depends_on("cudnn@{limit}"' in named("py-tensorflow").read_text()
 
 
-@pytest.mark.parametrize("package", ["py-tensorflow", "py-horovod", "nccl-tests"])
-def test_nccl_is_built_for_the_same_gpu(package):
-    text = named(package).read_text()
-    assert 'depends_on(f"nccl cuda_arch={arch}"' in text
-    assert "CudaPackage.cuda_arch_values" in text
-
-
-def test_keras_comes_with_tensorflow_in_the_releases_of_the_facts():
-    declared = {first(call) for call in directives(named("py-keras"), "version")}
-    assert {one.versions["keras"] for one in environments() if not one.wheels} <= declared
-
-
 @pytest.mark.parametrize("package", ["py-horovod", "py-horovod-wheels"])
 def test_horovod_is_patched_exactly_as_the_wheels_backend_edits_it(package):
     """Every edit of the facts, but those that shape wheels: RPATH, speed of compiling, clang."""
@@ -210,11 +146,6 @@ def test_hpcdl_is_packaged_at_its_own_version_with_its_requirements():
     assert first(call) == __version__
     needs = {first(c).split("@")[0] for c in directives(named("py-hpcdl"), "depends_on")}
     assert {"py-jinja2", "py-pyyaml", "py-shtab"} <= needs
-
-
-def test_open_mpi_of_the_bundle_is_started_by_slurm_and_moves_data_through_ucx():
-    wanted = [first(call) for call in directives(named("hpcdl-tensorflow"), "depends_on")]
-    assert any("openmpi+cuda schedulers=slurm fabrics=ucx" in spec for spec in wanted)
 
 
 @pytest.mark.skipif(shutil.which("ruff", path=BIN) is None, reason="ruff is not installed")

@@ -2,14 +2,13 @@
 
 A lock file counts only when the versions in it are those of the resolution: `differences` says
 where they are not. A solver that finds nothing often prints nothing, so the end of the time
-limit is an answer too, and `probable_cause` says what it usually means.
+limit is an answer too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -85,8 +84,7 @@ def concretize(
 
     Raises:
         MissingPrerequisite: no Spack.
-        CheckFailed: there is no solution, or it did not come within the time limit (seconds);
-            with the probable cause.
+        CheckFailed: there is no solution, or it did not come within the time limit (seconds).
     """
     where = root / "environments" / wanted.name
     log = where / "concretize.log"
@@ -124,16 +122,11 @@ def differences(wanted: SpackEnvironment, lock: Lock) -> tuple[str, ...]:
     )
 
 
-def probable_cause(text: str) -> str:
-    """Return a hint for the end of a concretizer's output."""
-    rows = facts.load("spack")["causes"]
-    return str(next(row["cause"] for row in rows if re.search(row["said"], text, re.IGNORECASE)))
-
-
 def _no_solution(wanted: SpackEnvironment, log: Path, what: str) -> CheckFailed:
     text = log.read_text(errors="replace") if log.exists() else ""
     return CheckFailed(
         f"environment '{wanted.name}': {what}",
         details=[*text.strip().splitlines()[-12:], f"log: {log}"],
-        hint=f"probable cause: {probable_cause(text)}",
+        hint="Spack often says nothing of a set that is impossible: look for requirements that "
+        "contradict each other, and for externals that are missing or not buildable",
     )
