@@ -4,9 +4,33 @@ Then let Spack solve what changed: `spack -e spack/environments/NAME concretize 
 the lock files with the resolution.
 """
 
-from hpcdl.stack.spack_backend.environment import environments, render
+from __future__ import annotations
+
+from hpcdl import facts
+from hpcdl.stack.resolve_facts import wheel_sets
+from hpcdl.stack.resolve_solution import Setting, solve
+from hpcdl.stack.spack_backend.environment import SpackEnvironment, majors_of, render
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder
+
+
+def environments() -> tuple[SpackEnvironment, ...]:
+    """All environments, in the facts' order."""
+    return tuple(map(environment, facts.load("spack")["environments"]))
+
+
+def environment(name: str) -> SpackEnvironment:
+    """The environment of a GPU generation, such as `p100`."""
+    row = facts.load("spack")["environments"][name]
+    named = (name, row["title"], tuple(row["serves"]), tuple(row["archs"]))
+    if "wheels" in row:
+        (tensorflow, listed), *_ = wheel_sets("py-tensorflow-cuda-wheels").items()
+        horovod, *_ = wheel_sets("py-horovod-wheels", cuda=True)
+        versions = {"tensorflow": tensorflow, "horovod": horovod, "python": listed["python"]}
+        return SpackEnvironment(*named, {**versions, **listed["versions"]}, gcc="", wheels=True)
+    compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
+    found = {one.component: one.version for one in solve(Setting("spack", compute)).choices}
+    return SpackEnvironment(*named, found, majors_of(compute))
 
 
 def main() -> None:

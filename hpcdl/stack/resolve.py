@@ -39,12 +39,6 @@ _USUAL = "x86_64"
 _VERSION = re.compile(r"[0-9:](?:[0-9A-Za-z:]|[.,_-](?=[0-9A-Za-z:]))*", re.ASCII)
 
 
-def newest(compute: str | None, backend: str) -> dict[str, str]:
-    """The newest set for a GPU of a compute capability (None: a CPU), without any site."""
-    choices = solve(Setting(backend, compute)).choices
-    return {choice.component: choice.version for choice in choices}
-
-
 def allowed(compute: str | None, backend: str, component: str) -> tuple[str, ...]:
     """Versions of one component that fit the newest set of all the others, newest first."""
     solver = Solver(make_problem(Setting(backend, compute)))

@@ -24,7 +24,7 @@ from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack_backend import adopt as adopt_module
 from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, plan_adoption
 from hpcdl.stack.spack_backend.concretize import concretize, differences, render_work
-from hpcdl.stack.spack_backend.environment import environments, render, render_site
+from hpcdl.stack.spack_backend.environment import render, render_site
 from hpcdl.stack.spack_backend.make import BuildCache
 from hpcdl.stack.spack_backend.spack_build import build_spack, open_build
 from hpcdl.stack.spack_backend.tool import find_spack
@@ -37,6 +37,7 @@ from tests.integration.spack_fixture import PACKAGES, why_not
 from tests.integration.stack_fixture import bill
 from tests.make import plan_build
 from tests.small_release import LMOD, passing
+from tools.spack_environments import environments
 
 OVERLAY = sorted(
     path.parent.name.replace("_", "-")

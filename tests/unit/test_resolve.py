@@ -11,9 +11,10 @@ import pytest
 from hpcdl import facts
 from hpcdl.site import Gpu, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
-from hpcdl.stack.resolve import Resolver, newest
+from hpcdl.stack.resolve import Resolver
 from hpcdl.stack.resolve_facts import known, serves
 from hpcdl.stack.resolve_show import answers_text, as_data, as_text
+from hpcdl.stack.resolve_solution import Setting, solve
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
@@ -122,7 +123,7 @@ def test_a_cpu_partition_has_no_cuda_and_the_newest_wheels_have_run_there():
 @pytest.mark.parametrize("compute", ["3.0", "3.2", "10.0", "10.3", "11.0", "12.1"])
 def test_a_gpu_that_no_toolkit_of_spack_s_tensorflow_compiles_for_gets_nothing(compute):
     """Spack's TensorFlow takes CUDA up to 12.6: a site may describe a GPU beyond both ends."""
-    assert newest(compute, "spack") == {}
+    assert solve(Setting("spack", compute)).choices == ()
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,11 @@ from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
 from hpcdl.stack.recipe import variant_of
 from hpcdl.stack.release import MODULE
-from hpcdl.stack.resolve import Resolver, allowed, computes_of, newest
+from hpcdl.stack.resolve import Resolver, allowed, computes_of
 from hpcdl.stack.resolve_facts import known, serves, wheel_sets
 from hpcdl.stack.resolve_solver import Range, sort_key
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import templates
-from hpcdl.system.text import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -72,27 +71,6 @@ class SpackEnvironment:
         return (f"hpcdl-tensorflow cuda_arch={archs}" if archs else "hpcdl-tensorflow ~cuda",)
 
 
-def environments() -> tuple[SpackEnvironment, ...]:
-    """All environments, in the facts' order."""
-    return tuple(environment(name) for name in facts.load("spack")["environments"])
-
-
-def environment(name: str) -> SpackEnvironment:
-    """The environment of a GPU generation, such as `p100`; BadInput: there is none of that name."""
-    rows = facts.load("spack")["environments"]
-    if name not in rows:
-        raise BadInput(f"there is no Spack environment '{name}'", hint=did_you_mean(name, rows))
-    row = rows[name]
-    named = (name, row["title"], tuple(row["serves"]), tuple(row["archs"]))
-    if "wheels" in row:
-        (tensorflow, listed), *_ = wheel_sets("py-tensorflow-cuda-wheels").items()
-        horovod, *_ = wheel_sets("py-horovod-wheels", cuda=True)
-        versions = {"tensorflow": tensorflow, "horovod": horovod, "python": listed["python"]}
-        return SpackEnvironment(*named, {**versions, **listed["versions"]}, gcc="", wheels=True)
-    compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
-    return SpackEnvironment(*named, newest(compute, "spack"), _majors(compute))
-
-
 def environment_of(
     site: Site, request: StackRequest, names: tuple[str, ...], name: str
 ) -> SpackEnvironment:
@@ -116,7 +94,7 @@ def environment_of(
         serves=tuple(dict.fromkeys(models)) if computes else ("CPUs",),
         archs=_archs(resolution.versions["tensorflow"], computes, wheels=wheels),
         versions=resolution.versions,
-        gcc="" if wheels else gcc or _majors(computes[0] if computes else None),
+        gcc="" if wheels else gcc or majors_of(computes[0] if computes else None),
         pinned=tuple(resolution.pins),
         wheels=wheels,
         proof=resolution.proof,
@@ -173,7 +151,7 @@ def render_site(site: Site, partition: Partition) -> str:
     )
 
 
-def _majors(compute: str | None) -> str:
+def majors_of(compute: str | None) -> str:
     """Major releases of gcc that fit the newest set of a GPU (None: a CPU), as a range: `12:13`."""
     majors = sorted({v.split(".")[0] for v in allowed(compute, "spack", "gcc")}, key=sort_key)
     return f"{majors[0]}:{majors[-1]}"
