@@ -126,27 +126,37 @@ def read_dynamic(path: Path) -> Dynamic:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[mmap.mmap | None]:
+def _opened(path: Path, *, writable: bool = False) -> Iterator[mmap.mmap | None]:
     """The bytes of a 64-bit ELF file; None of any other."""
     if path.stat().st_size < _HEADER.size:
         yield None
         return
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+    mode = "r+b" if writable else "rb"
+    with path.open(mode) as file, mmap.mmap(file.fileno(), 0, access=access) as data:
         yield data if data[:6] == b"\x7fELF\x02\x01" else None
 
 
-def _read(data: mmap.mmap, path: Path) -> Dynamic:
+def _segments(data: mmap.mmap) -> list[tuple[int, ...]]:
     header = _HEADER.unpack_from(data)
     table, width, count = header[5], header[9], header[10]
-    segments = [_SEGMENT.unpack_from(data, table + index * width) for index in range(count)]
-    sections = (
-        data[segment[2] : segment[2] + segment[5]] for segment in segments if segment[0] == _DYNAMIC
-    )
-    entries = [entry for section in sections for entry in _TAG.iter_unpack(section)]
+    return [_SEGMENT.unpack_from(data, table + index * width) for index in range(count)]
+
+
+def _dynamic_tags(data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
+    """The tags of the dynamic section: tag, value, and its place in the file."""
+    for segment in _segments(data):
+        if segment[0] == _DYNAMIC:
+            for place in range(segment[2], segment[2] + segment[5], _TAG.size):
+                yield (*_TAG.unpack_from(data, place), place)
+
+
+def _read(data: mmap.mmap, path: Path) -> Dynamic:
+    entries = [(tag, value) for tag, value, _ in _dynamic_tags(data)]
     address = next((value for tag, value in entries if tag == _STRINGS), 0)
     loaded = (
         segment
-        for segment in segments
+        for segment in _segments(data)
         if segment[0] == _LOAD and segment[3] <= address < segment[3] + segment[5]
     )
     strings = next((address - folder[3] + folder[2] for folder in loaded), 0)
@@ -417,28 +427,12 @@ def prefer_own_libraries(folder: Path) -> list[Path]:
 
 
 def _use_rpath(path: Path) -> bool:
-    with path.open("r+b") as file:
-        if os.fstat(file.fileno()).st_size < _HEADER.size:
+    with _opened(path, writable=True) as data:
+        tags = {tag: place for tag, _, place in _dynamic_tags(data)} if data else {}
+        if data is None or _RUNPATH not in tags or _RPATH in tags:
             return False
-        with mmap.mmap(file.fileno(), 0) as data:
-            if data[:6] != b"\x7fELF\x02\x01":
-                return False
-            tags = dict(_dynamic_tags(data))
-            if _RUNPATH not in tags or _RPATH in tags:
-                return False
-            data[tags[_RUNPATH] : tags[_RUNPATH] + 8] = struct.pack("<q", _RPATH)
+        data[tags[_RUNPATH] : tags[_RUNPATH] + 8] = struct.pack("<q", _RPATH)
     return True
-
-
-def _dynamic_tags(data: mmap.mmap) -> Iterator[tuple[int, int]]:
-    """The tags of the dynamic section, each with its place in the file."""
-    header = _HEADER.unpack_from(data)
-    table, width, count = header[5], header[9], header[10]
-    for index in range(count):
-        segment = _SEGMENT.unpack_from(data, table + index * width)
-        if segment[0] == _DYNAMIC:
-            for place in range(segment[2], segment[2] + segment[5], _TAG.size):
-                yield _TAG.unpack_from(data, place)[0], place
 
 
 def _not_opened(inside: _Inside, opened: Mapping[str, Path | None]) -> Iterator[str]:
