@@ -33,15 +33,14 @@ def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
 def _resolve(args: argparse.Namespace) -> ExitCode:
     """Show the newest compatible versions for every partition, and what limits them."""
     from hpcdl.stack import resolve_show
-    from hpcdl.stack.resolve import Resolver
+    from hpcdl.stack.resolve import Resolver, why_not
 
-    resolver = Resolver(the_site(args))
+    site, chosen = the_site(args), (args.partition, args.backend)
     if args.why_not:
-        answers = resolver.why_not(args.why_not, args.partition, args.backend)
-        data, text = resolve_show.answers_data(answers), resolve_show.answers_text(answers)
-        return show(args, data, text, ok=all(one.fits for one in answers))
-    found = resolver.resolve(args.partition, args.backend)
-    fits = all(one.fits for one in found if one.wanted)
+        found = why_not(site, args.why_not, *chosen)
+    else:
+        found = Resolver(site).resolve(*chosen)
+    fits = all(one.fits for one in found if one.wanted or args.why_not)
     return show(args, resolve_show.as_data(found), resolve_show.as_text(found), ok=fits)
 
 

@@ -20,7 +20,6 @@ from hpcdl.site import Gpu, Partition, Site, StackRequest
 from hpcdl.stack.release import BACKENDS, MODULE
 from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, known
 from hpcdl.stack.resolve_solution import (
-    Answer,
     Resolution,
     Setting,
     Solution,
@@ -60,6 +59,26 @@ def find_request(site: Site, name: str | None = None) -> StackRequest:
     return stacks[name]
 
 
+def why_not(
+    site: Site, question: str, partition: str | None = None, backend: str | None = None
+) -> tuple[Resolution, ...]:
+    """The sets with a version, such as `tensorflow@2.18`: what is in its way is their problem.
+
+    Raises:
+        BadInput: no `NAME@VERSION`, or an unknown component or version.
+    """
+    name, _, version = (part.strip() for part in question.partition("@"))
+    name = name.casefold()
+    if not name or not _VERSION.fullmatch(version):
+        raise BadInput(
+            f"'{question}' is no component and version",
+            hint="write NAME@VERSION, for example tensorflow@2.18",
+        )
+    _check_known(name, version, "the question names", (*COMPONENTS, "driver"))
+    found = Resolver(site, (name, version)).resolve(partition, backend)
+    return tuple(one for one in found if one.wanted or backend)
+
+
 @dataclass
 class _Group:
     """Partitions of one build: all by name, and one of each kind of nodes.
@@ -73,10 +92,14 @@ class _Group:
 
 
 class Resolver:
-    """Resolves the stacks of one site: each is grouped once, equal settings are solved once."""
+    """Resolves the stacks of one site: each is grouped once, equal settings are solved once.
 
-    def __init__(self, site: Site) -> None:
+    `asked` are a component and a version that every set must have, whatever the builds are.
+    """
+
+    def __init__(self, site: Site, asked: tuple[str, str] | None = None) -> None:
         self.site = site
+        self._asked = asked
         self._members: dict[str, tuple[str, ...]] = {}
         self._groups: dict[tuple[str, str], dict[str, _Group]] = {}
 
@@ -144,25 +167,6 @@ class Resolver:
             "Python on PATH, or name the other partitions in the stack's `partitions`; "
             f"`hpcdl stack resolve --partition {found.partition}` says more",
         )
-
-    def why_not(
-        self, question: str, partition: str | None = None, backend: str | None = None
-    ) -> tuple[Answer, ...]:
-        """Why a version, such as `tensorflow@2.18`, is not the answer: one chain per partition.
-
-        Raises:
-            BadInput: no `NAME@VERSION`, or an unknown component or version.
-        """
-        name, _, version = (part.strip() for part in question.partition("@"))
-        name = name.casefold()
-        if not name or not _VERSION.fullmatch(version):
-            raise BadInput(
-                f"'{question}' is no component and version",
-                hint="write NAME@VERSION, for example tensorflow@2.18",
-            )
-        _check_known(name, version, "the question names", (*COMPONENTS, "driver"))
-        found = (one for one in self.resolve(partition, backend) if one.wanted or backend)
-        return tuple(_answer(self.site, resolution, name, version) for resolution in found)
 
     def _ways(self, part: Partition) -> Iterator[tuple[StackRequest, bool]]:
         """The backends of a partition, the one its stack asks for first.
@@ -251,6 +255,11 @@ class Resolver:
     ) -> Resolution:
         for name, version in stack.pins.items() if wanted else ():
             _check_known(name, version, f"stack '{stack.name}' pins")
+        if self._asked:
+            decided = replace(decided, asked=self._asked)
+            if self._asked[0] not in make_problem(decided).domains:
+                where = f"partition '{part.name}' with backend '{stack.backend}'"
+                raise BadInput(f"{self._asked[0]} is no part of a stack for {where}")
         solution = solve(decided)
         model = part.gpu.model if part.gpu else None
         if wanted:
@@ -312,30 +321,6 @@ def _refuse_pins(
                 details=chain_lines(chain, gpu),
                 hint="leave out a pin, or ask `hpcdl stack resolve --why-not NAME@VERSION`",
             )
-
-
-def _answer(site: Site, resolution: Resolution, name: str, version: str) -> Answer:
-    part = site.partition(resolution.partition)
-    title = known().components[name].title
-    solver = Solver(make_problem(resolution.setting))
-    if name not in solver.problem.domains:
-        where = f"partition '{part.name}' with backend '{resolution.backend}'"
-        raise BadInput(f"{title} is no part of a stack for {where}")
-    question = [fix(name, version, "question", -10)]
-    nodes = next(one for one in _by_model(part) if (one.gpu and one.gpu.model) == resolution.gpu)
-    never = _no_wheels(nodes.gpu, resolution.backend)
-    values = None if never else solver.solve(question)
-    chain = never[0] if never else () if values else solver.explain(question) or ()
-    newest = resolution.versions.get(name, "")
-    return Answer(
-        question=f"{title} {version}",
-        partition=part.name,
-        backend=resolution.backend,
-        gpu=resolution.gpu,
-        chain=tuple(rule for rule in chain if rule.origin != "question"),
-        versions={key: value for key, value in (values or {}).items() if key in COMPONENTS},
-        newest=newest if newest != (values or {}).get(name) else "",
-    )
 
 
 def _check_known(name: str, version: str, where: str, names: tuple[str, ...] = COMPONENTS) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hpcdl.stack.resolve_facts import BACKEND_WORDS, Sources, chain_lines, sentence, title_of
-from hpcdl.stack.resolve_solution import Answer, Choice, Resolution
+from hpcdl.stack.resolve_solution import Choice, Resolution
 from hpcdl.stack.resolve_solver import Rule
 from hpcdl.system.text import paint
 
@@ -30,38 +30,6 @@ def as_text(resolutions: Sequence[Resolution]) -> str:
 def as_data(resolutions: Sequence[Resolution]) -> dict[str, Any]:
     """All resolutions for machines."""
     return {"schema": 1, "resolutions": [_data(resolution) for resolution in resolutions]}
-
-
-def answers_text(answers: Sequence[Answer]) -> str:
-    """Answers to `--why-not` as a page."""
-    sources, lines = Sources(), []
-    for answer in answers:
-        where = f"{answer.partition} ({answer.backend})"
-        if answer.fits:
-            newer = f"; {answer.newest} is newer and fits too" if answer.newest else ""
-            lines.append(f"{where}: {answer.question} fits{newer}")
-            rest = ", ".join(f"{title_of(name)} {v}" for name, v in answer.versions.items())
-            lines.append(f"  {rest}")
-        else:
-            lines.append(f"{where}: no {answer.question}")
-            lines += [f"  {one}" for one in chain_lines(answer.chain, answer.gpu, sources)]
-    return sources.page("\n".join(lines))
-
-
-def answers_data(answers: Sequence[Answer]) -> dict[str, Any]:
-    """Answers to `--why-not` for machines."""
-    rows = [
-        {
-            "question": one.question,
-            "partition": one.partition,
-            "backend": one.backend,
-            "fits": one.fits,
-            "versions": dict(one.versions),
-            "chain": _chain_data(one.chain, one.gpu),
-        }
-        for one in answers
-    ]
-    return {"schema": 1, "answers": rows}
 
 
 def _grouped(resolutions: Sequence[Resolution]) -> list[tuple[str, Resolution]]:

@@ -31,7 +31,7 @@ class Setting:
 
     `also` are compute capabilities that the same build serves, and the drivers of their nodes;
     `pythons` the Pythons that the machine has, none meaning any; without `horovod` it plays no
-    part.
+    part. `asked` are a component and a version that somebody asks for.
     """
 
     backend: str
@@ -44,6 +44,7 @@ class Setting:
     also: tuple[tuple[str, str | None], ...] = ()
     pythons: tuple[str, ...] = ()
     horovod: bool = True
+    asked: tuple[str, str] | None = None
 
 
 def make_problem(setting: Setting, dropped: Collection[str] = ()) -> VersionProblem:
@@ -80,7 +81,7 @@ def make_problem(setting: Setting, dropped: Collection[str] = ()) -> VersionProb
     own = (
         rule
         for rule in _site_rules(setting)
-        if rule.origin == "pin" or rule.need.variable not in dropped
+        if rule.origin != "site" or rule.need.variable not in dropped
     )
     return VersionProblem(domains, (*book.rules, *others, *own))
 
@@ -111,6 +112,8 @@ def _site_rules(setting: Setting) -> Iterator[Rule]:
     for name, text, why in rows:
         if text:
             yield _of_site(name, text, why, "site", _SITE_WEIGHT[name.partition("@")[0]])
+    if setting.asked:
+        yield replace(fix(*setting.asked, "asked", -10), why="asked for")
     for name, text in setting.pins:
         yield _of_site(name, text, f"pinned by stack '{setting.stack}'", "pin", 2)
 
@@ -195,27 +198,6 @@ class Resolution:
             return self.tried.proof
         levels = [choice.proof for choice in self.choices] or ["doubtful"]
         return max(levels, key=facts.PROOFS.index)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """The answer to `--why-not`: the chain of limits, or the set that results.
-
-    `newest` is a newer version that fits too; empty where there is none.
-    """
-
-    question: str
-    partition: str
-    backend: str
-    gpu: str | None
-    chain: tuple[Rule, ...]
-    versions: Mapping[str, str]
-    newest: str
-
-    @property
-    def fits(self) -> bool:
-        """Return whether the version works here after all."""
-        return bool(self.versions)
 
 
 @lru_cache(maxsize=4096)

@@ -83,7 +83,7 @@ class Condition:
 class Rule:
     """When all of `when` hold, `need` holds; `why`, `source` and `proof` say who says so.
 
-    `origin` is `fact`, `offer`, `site`, `pin`, `question` or `choice`. `weight` orders
+    `origin` is `fact`, `offer`, `site`, `pin`, `asked`, `question` or `choice`. `weight` orders
     explanations: heavier rules stay where either of two would explain.
     """
 
