@@ -115,26 +115,12 @@ def find_uv() -> str | None:
 def install(python: Path, wheels: Sequence[Path], pip_wheel: Path, log: Path) -> None:
     """Install exactly these wheels into the environment of `python`; nothing is fetched."""
     uv = find_uv()
-    argv: list[str | Path] = [
-        python,
-        pip_wheel / "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--no-compile",
-        "--no-cache-dir",
-    ]
     if uv is not None:
-        argv = [
-            uv,
-            "pip",
-            "install",
-            "--offline",
-            "--no-progress",
-            "--link-mode",
-            "copy",
-            "--python",
-            python,
-        ]
+        words = "pip install --offline --no-progress --link-mode copy --python"
+        argv: list[str | Path] = [uv, *words.split(), python]
+    else:
+        words = "--disable-pip-version-check install --no-compile --no-cache-dir"
+        argv = [python, pip_wheel / "pip", *words.split()]
     env = {
         "UV_CACHE_DIR": str(cache("uv")),
         "UV_NO_CONFIG": "1",

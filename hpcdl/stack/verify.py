@@ -169,23 +169,8 @@ def _launcher() -> list[str]:
     """Return the command that starts two ranks here; empty without mpirun."""
     if shutil.which("mpirun") is None:
         return []
-    return [
-        "mpirun",
-        "-np",
-        str(RANKS),
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "--mca",
-        "pml",
-        "ob1",
-        "--mca",
-        "btl",
-        "self,vader",
-        "--mca",
-        "mpi_yield_when_idle",
-        "1",
-    ]
+    alone = "--bind-to none --mca pml ob1 --mca btl self,vader --mca mpi_yield_when_idle 1"
+    return ["mpirun", "-np", str(RANKS), "--oversubscribe", *alone.split()]
 
 
 def read_seen(path: Path) -> dict[str, Any] | None:
