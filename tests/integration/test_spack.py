@@ -128,27 +128,27 @@ def test_every_version_the_facts_offer_is_in_a_recipe(name):
 @pytest.mark.long
 @needs_lmod
 @pytest.mark.parametrize(
-    ("name", "shipped", "module"),
+    ("partitions", "shipped", "module"),
     [
-        ("k80", "p100-v100-k80", "2.14.1-cuda11.8-sm35-sm37"),
-        ("p100", "p100-v100-k80", "2.20.0-cuda12.6-sm60"),
-        ("v100", "p100-v100-k80", "2.20.0-cuda12.6-sm70"),
-        ("a100", "a100-h100", "2.20.0-cuda12.6-sm80"),
-        ("h100", "a100-h100", "2.20.0-cuda12.6-sm90"),
+        (("k80", "k20"), "pi", "2.14.1-cuda11.8-sm35-sm37"),
+        (("p100",), "p100-v100-k80", "2.20.0-cuda12.6-sm60"),
+        (("v100",), "p100-v100-k80", "2.20.0-cuda12.6-sm70"),
+        (("a100",), "a100-h100", "2.20.0-cuda12.6-sm80"),
+        (("h100",), "a100-h100", "2.20.0-cuda12.6-sm90"),
     ],
 )
 def test_every_gpu_stack_is_one_view_and_one_module(
-    spack_home, tmp_path, monkeypatch, name, shipped, module
+    spack_home, tmp_path, monkeypatch, partitions, shipped, module
 ):
     """From the committed lock, with empty packages, to the published module under real Lmod."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the environment is for Python 3.11")
-    lock = spack_home / "environments" / name / "spack.lock"
-    shutil.rmtree(spack_home / "environments" / name / ".spack-env", ignore_errors=True)
+    lock = spack_home / "environments" / partitions[0] / "spack.lock"
+    shutil.rmtree(lock.with_name(".spack-env"), ignore_errors=True)
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
     site = load_site(folder("templates") / "sites" / f"{shipped}.yaml")
     paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", lmod_init=LMOD)
-    request = StackRequest("gpu", "spack", (name,), {})
+    request = StackRequest("gpu", "spack", partitions, {})
     site = dataclasses.replace(site, paths=paths, stacks={"gpu": request}, private=True)
     plan = plan_build(site, "gpu")
     render_work(plan.work)

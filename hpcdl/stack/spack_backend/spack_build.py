@@ -8,6 +8,7 @@ The release is a view and its records, and no release until release.json is rena
 
 from __future__ import annotations
 
+import json
 import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -58,7 +59,9 @@ class SpackPlan(ReleasePlan):
     def stamp(self, lock: Path) -> str:
         """Return the digest of a lock file and of its inputs, recipes included."""
         texts = {str(path): text for path, text in self.work.files.items()}
-        return digest(texts, solver.shipped_recipes(), lock.read_text())
+        # `spack` says which Spack wrote it: an install by another one writes it anew.
+        solved = {key: part for key, part in json.loads(lock.read_text()).items() if key != "spack"}
+        return digest(texts, solver.shipped_recipes(), solved)
 
     @property
     def release_id(self) -> str | None:
