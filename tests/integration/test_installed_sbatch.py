@@ -6,9 +6,19 @@ import subprocess
 import pytest
 
 from hpcdl.slurm.rules import SlurmRelease
-from tests.unit.lint.conftest import CONFIG
 from tests.unit.lint.test_values import takes, verdicts
 
+CONFIG = """\
+ClusterName=none
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort=1
+SelectType=select/cons_tres
+GresTypes=gpu
+MessageTimeout=1
+NodeName=localhost NodeAddr=127.0.0.1 CPUs=16
+PartitionName=main Nodes=localhost
+"""
+"""A slurm.conf without a controller: what a client refuses by itself, it refuses."""
 ELSEWHERE = (
     "Unable to contact",
     "any GPU",
