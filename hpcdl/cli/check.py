@@ -84,7 +84,6 @@ def _request_of(args: argparse.Namespace) -> CheckRequest:
         paths=tuple(args.checks),
         distribute=getattr(args, "distribute", False),
         repeat=getattr(args, "runs", 1),
-        retries=getattr(args, "retries", None) or 0,
         passed=tuple(getattr(args, "rest", ())),
         config=tuple(path.absolute() for path in getattr(args, "config", ())),
     )
@@ -180,13 +179,6 @@ def _settings(args: argparse.Namespace) -> ExitCode:
         "run every check N times; the median counts (1, and again what is suspicious)",
         type=at_least(1),
         default=1,
-    ),
-    option(
-        "--retries",
-        "N",
-        "run what fails again, up to N times; the last run counts (default: 0)",
-        type=at_least(0),
-        default=0,
     ),
     option(
         "--config",
@@ -291,6 +283,21 @@ def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bo
     return True
 
 
+@command(
+    "hpcdl check night --notify notify.yaml",
+    option("--weekly", "the weekly checks, not the nightly ones and those of every node"),
+    option("--runs", "N", "run every check N times (1)", type=at_least(1), default=1),
+    option("--notify", "FILE", "notify the people in FILE of what has changed", type=Path),
+)
+def _night(args: argparse.Namespace) -> ExitCode:
+    """Run a whole night: checks, pages in WORK/checks/reports, gate; exit code 0 if all is well."""
+    from hpcdl.regress.ci import run_night
+
+    site = the_site(args)
+    well = run_night(site, weekly=args.weekly, runs=args.runs, notify=args.notify)
+    return ExitCode.OK if well else ExitCode.NO
+
+
 def _ci_options(parser: argparse.ArgumentParser) -> None:
     from hpcdl.regress.ci import DAYS, KINDS
 
@@ -305,9 +312,6 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     add("--explain", action="store_true", help="describe the pipeline, and write nothing")
     add("--command", default="", metavar="PATH", help="hpcdl executable to run (default: this one)")
     add("--notify", default="", metavar="FILE", help="whom the gate notifies of changes")
-    add("--on-failure", default="", metavar="UNIT", help="systemd: unit to start after a failure")
-    add("--mail-type", default="", metavar="TYPE", help="scrontab: when Slurm mails, such as FAIL")
-    add("--mail-user", default="", metavar="ADDRESS", help="scrontab: whom Slurm mails")
 
 
 @command("hpcdl check ci gitlab --output .gitlab-ci.yml", _ci_options, changes=True)
@@ -449,6 +453,7 @@ GROUP = Group(
         _run,
         _list,
         _settings,
+        _night,
         _ci,
         *check_history.COMMANDS,
         _references,

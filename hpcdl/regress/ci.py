@@ -14,22 +14,25 @@ import pwd
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import write_atomic
+from hpcdl.system.files import make_directory, write_atomic
 from hpcdl.system.resources import folder, templates
+from hpcdl.system.run import module_argv
 
 KINDS = ("gitlab", "github", "scrontab", "systemd")
 IN_REPOSITORY = ("gitlab", "github")
 """Kinds whose file lies in a repository, beside the site file."""
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _AT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
-_WORD = re.compile(r"[\w@.,:+%-]*")
+_PLAIN = re.compile(r"[\w./:=@,+-]+", re.ASCII)
 _HOURS = 8
 _UNPRINTED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 _WEEKLY_AFTER, _CACHE_BEFORE = 6, 4
@@ -51,8 +54,7 @@ class Request:
 
     `site_file` and `command` are written into it as they are; `at` is the nightly checks' time
     of day, `day` the weekly ones'; `runner` the tag of the runner, `user` who systemd runs as.
-    `runs` is how often each check runs, `notify` the file of whom the gate tells; `on_failure` a
-    unit that systemd starts after a failure; `mail_type` and `mail_user` are Slurm's, for scrontab.
+    `runs` is how often each check runs, `notify` the file of whom the gate tells.
     """
 
     site_file: str
@@ -62,10 +64,7 @@ class Request:
     runner: str = ""
     user: str = ""
     notify: str = ""
-    on_failure: str = ""
     runs: int = 1
-    mail_type: str = ""
-    mail_user: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,9 +111,6 @@ def render(kind: str, site: Site, request: Request) -> dict[str, str]:
     for text in filter(None, map(str, vars(request).values())):
         if not text.isprintable():
             raise BadInput(f"{text!r} cannot be written to a pipeline: it has control characters")
-    for text in (request.on_failure, request.mail_type, request.mail_user):
-        if not _WORD.fullmatch(text):
-            raise BadInput(f"{text!r} cannot be written to a unit or a crontab", hint="one word")
     values = _values(site, request)
     if kind == "systemd":
         return _systemd(values)
@@ -178,11 +174,12 @@ def write(files: Mapping[str, str], output: Path) -> list[Path]:
     return [*places]
 
 
-def _scrontab(site: Site, values: dict[str, object]) -> str:
+def _scrontab(site: Site, values: dict[str, Any]) -> str:
     partition = controller(site)
     return _fill(
         "scrontab.j2",
         **values,
+        lines={name: shlex.join(values["commands"][name][0]) for name in ("nightly", "weekly")},
         partition=partition,
         minutes=min(_HOURS * 60, partition.max_minutes),
         nodes_short=partition.nodes <= _LARGEST_CHECK_NODES,
@@ -205,12 +202,8 @@ def controller(site: Site) -> Partition:
     return max(site.partitions.values(), key=fitness)
 
 
-def _systemd(values: dict[str, object]) -> dict[str, str]:
-    units = (
-        ("cache", "build cache", "refresh"),
-        ("nightly", "nightly checks", "night"),
-        ("weekly", "weekly checks", "week"),
-    )
+def _systemd(values: dict[str, Any]) -> dict[str, str]:
+    units = (("cache", "build cache"), ("nightly", "nightly checks"), ("weekly", "weekly checks"))
     return {
         f"hpcdl-{name}.{kind}": _fill(
             f"systemd.{kind}.j2",
@@ -218,25 +211,24 @@ def _systemd(values: dict[str, object]) -> dict[str, str]:
             name=name,
             summary=summary,
             when=values[name],
-            script=values[script],
+            argvs=values["commands"][name],
         )
-        for name, summary, script in units
-        if values[script]
+        for name, summary in units
+        if values["commands"][name]
         for kind in ("service", "timer")
     }
 
 
-def _values(site: Site, request: Request) -> dict[str, object]:
+def _values(site: Site, request: Request) -> dict[str, Any]:
     """Everything the templates may use. Raises BadInput: a time or a day that is none."""
     clock = _clock(request)
     command = [request.command]
     where = ["--site", request.site_file]
     report = [*command, "check", "report", "verdicts.json"]
-    reports = site.paths.work / "checks" / "reports"
-    builds = [
-        shlex.join([*command, "stack", "build", "--name", name, *where])
-        for name in sorted(site.stacks)
-    ]
+    builds = [[*command, "stack", "build", "--name", name, *where] for name in sorted(site.stacks)]
+    notify = ["--notify", request.notify] if request.notify else []
+    often = ["--runs", str(request.runs)] if request.runs > 1 else []
+    night = [*command, "check", "night", *often, *notify, *where]
     hours, minutes = clock.hour, clock.minute
     return {
         **vars(request),
@@ -246,45 +238,42 @@ def _values(site: Site, request: Request) -> dict[str, object]:
         "nightly": clock,
         "weekly": Clock((hours + _WEEKLY_AFTER) % 24, minutes, DAYS.index(request.day)),
         "cache": Clock((hours - _CACHE_BEFORE) % 24, minutes),
-        "builds": builds,
-        "refresh": " && ".join(builds),
-        "night": _night(command, where, ("nightly", "nodes"), reports, request),
-        "week": _night(command, where, ("weekly",), reports, request),
-        "run": {name: _run(command, where, name, runs=request.runs) for name in RUNS},
+        "builds": [shlex.join(build) for build in builds],
+        "commands": {"cache": builds, "nightly": [night], "weekly": [[*night, "--weekly"]]},
+        "run": {
+            name: shlex.join([*command, "check", "run", *RUNS[name], *often, "--json", *where])
+            + " > verdicts.json"
+            for name in RUNS
+        },
         "page": shlex.join([*report, "--html", "report.html", *where]),
         "junit": shlex.join([*report, "--format", "junit", "--output", "junit.xml", *where]),
         "markdown": shlex.join([*report, *where]),
         "gate": shlex.join(
-            [*command, "check", "gate", *where, *_notify_options(request.notify, "report.html")]
+            [*command, "check", "gate", *where, *notify, *["--page", "report.html"] * bool(notify)]
         ),
     }
 
 
-def _run(
-    command: list[str], where: list[str], name: str, file: str = "verdicts.json", runs: int = 1
-) -> str:
-    often = ["--runs", str(runs)] if runs > 1 else []
-    argv = [*command, "check", "run", *RUNS[name], *often, "--json", *where]
-    return f"{shlex.join(argv)} > {shlex.quote(file)}"
+def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = None) -> bool:
+    """Run the checks of a night and of every node, or those of a week, write pages, ask the gate.
 
-
-def _notify_options(notify: str, page: str) -> list[str]:
-    return ["--notify", notify, "--page", page] if notify else []
-
-
-def _night(
-    command: list[str], where: list[str], names: Sequence[str], reports: Path, request: Request
-) -> str:
-    """A whole night as one line of POSIX shell: checks, pages, gate; its status is all answers."""
-    steps = [f"mkdir -p {shlex.quote(str(reports))} || exit 3", "bad=0"]
+    Return whether all checks passed and the gate is open. Each step is a command of its own: what
+    fails keeps none of the others from being run.
+    """
+    command, where = [*module_argv(sys.executable, "hpcdl"), "check"], ["--site", str(site.source)]
+    reports, well = site.paths.work / "checks" / "reports", True
+    make_directory(reports)
+    names = ("weekly",) if weekly else ("nightly", "nodes")
     for name in names:
-        verdicts, page = (str(reports / f"{name}.{kind}") for kind in ("json", "html"))
-        report = [*command, "check", "report", verdicts, "--html", page, *where]
-        run = _run(command, where, name, verdicts, request.runs)
-        steps += [f"{run} || bad=1", shlex.join(report)]
-    notify = _notify_options(request.notify, str(reports / f"{names[0]}.html"))
-    steps += [f"{shlex.join([*command, 'check', 'gate', *where, *notify])} || bad=1", "exit $bad"]
-    return "; ".join(steps)
+        verdicts, page = (reports / f"{name}.{kind}" for kind in ("json", "html"))
+        with verdicts.open("wb") as file:
+            argv = [*command, "run", *RUNS[name], "--runs", str(runs), "--json", *where]
+            well &= subprocess.run(argv, stdout=file, check=False).returncode == 0
+        subprocess.run([*command, "report", verdicts, "--html", page, *where], check=False)
+    page = reports / f"{names[0]}.html"
+    people = ["--notify", str(notify), "--page", str(page)] if notify else []
+    gate = subprocess.run([*command, "gate", *where, *people], check=False)
+    return well and gate.returncode == 0
 
 
 def _clock(request: Request) -> Clock:
@@ -307,8 +296,16 @@ def github_text(text: object) -> str:
     return yaml_text(str(text).replace("${{", "${{ '${{' }}"))
 
 
+def systemd_line(words: Sequence[str]) -> str:
+    """Words as the command line of ExecStart; of its program no variable is expanded."""
+    program, *rest = map(systemd_argv, words)
+    return " ".join([program.replace("$$", "$"), *rest])
+
+
 def systemd_argv(text: object) -> str:
-    """Text as one quoted word of ExecStart (systemd.service(5), systemd.syntax(7))."""
+    """Text as one word of ExecStart, quoted if need be (systemd.service(5), systemd.syntax(7))."""
+    if _PLAIN.fullmatch(str(text)):
+        return str(text)
     escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return '"' + escaped.replace("%", "%%").replace("$", "$$") + '"'
 
@@ -326,6 +323,6 @@ def unit_text(text: object) -> str:
 def _fill(template: str, **values: object) -> str:
     environment = templates("ci", trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
-        yaml=yaml_text, github=github_text, argv=systemd_argv, line=one_line, unit=unit_text
+        yaml=yaml_text, github=github_text, exec=systemd_line, line=one_line, unit=unit_text
     )
     return environment.get_template(template).render(**values)

@@ -22,7 +22,7 @@ from hpcdl.regress.reframe_adapter.settings import Modules, reframe_name, render
 from hpcdl.regress.remeasure import Doubts, joined, key_of, place_for, suspicious
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
 from hpcdl.regress.training import ALL, ranks_on
-from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge, judge_tries, waive
+from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge, waive
 from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
@@ -156,15 +156,13 @@ class _Night:
                 self.request,
                 partitions=(label,),
                 hashes=tuple(dict.fromkeys(verdict.hashcode for verdict in here)),
-                retries=0,
             )
             directory = run.again(len([*run.path.glob("again-*")]) + 1)
             session = self.session(directory, request, until, places)
             known = _known(self.site, directory, self.modules)
             wanted = {key_of(verdict) for verdict in here}
-            for tries in session.cases:
-                case = with_evidence(tries[-1], known)
-                verdict = _counted(self.site, judge(case, self.machine))
+            for case in session.cases:
+                verdict = _counted(self.site, judge(with_evidence(case, known), self.machine))
                 verdicts += [verdict] if key_of(verdict) in wanted else []
         return verdicts
 
@@ -278,8 +276,9 @@ def _verdicts(
     machine: str | None,
 ) -> list[Verdict]:
     known = _known(site, run, modules)
-    cases = [[with_evidence(case, known) for case in tries] for tries in session.cases]
-    verdicts = [_counted(site, judge_tries(tries, machine)) for tries in cases]
+    verdicts = [
+        _counted(site, judge(with_evidence(case, known), machine)) for case in session.cases
+    ]
     broken = [_problem(reason) for reason in session.left_out]
     if verdicts and session.exit_code != 0 and all(verdict.ok for verdict in verdicts):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))

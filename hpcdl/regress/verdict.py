@@ -164,15 +164,6 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     )
 
 
-def judge_tries(cases: Sequence[Mapping[str, Any]], machine: str | None = None) -> Verdict:
-    """The verdict on a case that ran once or again: the last one's, with the first fault."""
-    first, last = judge(cases[0], machine), judge(cases[-1], machine)
-    if len(cases) == 1:
-        return first
-    before = f"try {len(cases)}; the first was {first.status.value}: {first.reason}"
-    return replace(last, reason="; ".join(part for part in (last.reason, before) if part))
-
-
 def waive(verdicts: Iterable[Verdict], names: Sequence[str]) -> list[Verdict]:
     """The verdicts with those waived that a name means: `check` or `check/case`."""
     return [

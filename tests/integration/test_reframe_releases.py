@@ -21,7 +21,7 @@ from hpcdl.regress.reframe_adapter.process import (
 )
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import RunDirectory
-from hpcdl.regress.verdict import judge_tries
+from hpcdl.regress.verdict import judge
 from hpcdl.results.faults import Status
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.resources import folder
@@ -162,10 +162,10 @@ def test_what_it_leaves_out_is_told(python, tmp_path):
     ):
         assert part in left_out, said
     assert session.selected == 2
-    assert sorted(case["name"] for (case,) in session.cases) == ["runs", "without_value"]
+    assert sorted(case["name"] for case in session.cases) == ["runs", "without_value"]
     assert session.exit_code == 0, "which is why it must be told"
-    (silent,) = [case for case in session.cases if case[0]["name"] == "without_value"]
-    verdict = judge_tries(silent)
+    (silent,) = [case for case in session.cases if case["name"] == "without_value"]
+    verdict = judge(silent)
     assert verdict.status is Status.ERROR, "it declares a metric, and gave no number"
     assert "speed" in verdict.reason
 
@@ -214,20 +214,15 @@ class fast(Rated):
 """
 
 
-def test_a_check_that_failed_is_tried_again_as_reframe_does(python, tmp_path):
+def test_each_way_to_fail_is_told_from_the_others(python, tmp_path):
     for name, text in {"settings": LOCAL, "team": RATES}.items():
         (tmp_path / f"{name}.py").write_text(text)
     files = ("-C", tmp_path / "settings.py", "-c", tmp_path / "team.py")
-    session, said = reframe(python, tmp_path, *files, "-r", "--max-retries", 1)
-    found = {each[0]["name"]: [one["result"] for one in each] for each in session.cases}
-    assert found == {
-        "fast": ["pass"],
-        "slow": ["fail", "fail"],
-        "wrong": ["fail", "fail"],
-        "not_built": ["fail", "fail"],
-    }, said
-    (wrong,) = [each for each in session.cases if each[0]["name"] == "wrong"]
-    verdict = judge_tries(wrong)
+    session, said = reframe(python, tmp_path, *files, "-r")
+    found = {case["name"]: case["result"] for case in session.cases}
+    assert found == {"fast": "pass", "slow": "fail", "wrong": "fail", "not_built": "fail"}, said
+    (wrong,) = [case for case in session.cases if case["name"] == "wrong"]
+    verdict = judge(wrong)
     assert verdict.status is Status.ERROR
     assert "pattern 'speed' not found" in verdict.reason
 

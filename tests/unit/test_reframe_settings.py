@@ -111,7 +111,7 @@ def test_arguments_of_reframe_are_passed_on(tmp_path):
         ("--dry-run", "not for a run"),
         ("--dry", "not for a run"),
         ("--report-file=x", "not for a run"),
-        ("--max-ret=3", "--retries"),
+        ("--max-ret=3", "--runs"),
         # Both made every check pass without a number, and the gate opened.
         ("--skip-performance-check", "--waive"),
         ("--skip-sanity-check", "no result"),

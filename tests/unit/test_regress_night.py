@@ -105,7 +105,7 @@ def test_a_node_without_a_result_beside_the_others_closes_the_gate_once(tmp_path
 
 def run_of(ran, tmp_path, **request):
     """What a run of these checks gives, when ReFrame selected nothing by the names asked for."""
-    cases = tuple([{"name": name, "display_name": name, "result": "success"}] for name in ran)
+    cases = tuple({"name": name, "display_name": name, "result": "success"} for name in ran)
     session = Session(0, cases, (), len(cases))
     site = load_site(find_site_file("embedded"))
     return _verdicts(site, {}, RunDirectory(tmp_path), CheckRequest(**request), session, None)

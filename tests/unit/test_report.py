@@ -15,8 +15,8 @@ from hpcdl.regress.causes import causes_of
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import FigurePoint, Result, history_path, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.report import directory_of, figures, night_page, read_files
-from hpcdl.regress.report.figures import MOST, layout_of, nodes_of, scaling, view, views
+from hpcdl.regress.report import directory_of, night_page, read_files
+from hpcdl.regress.report.figures import MOST, layout_of, nodes_of, scaling, view
 from hpcdl.regress.report.files import HEAD, TAIL, attach
 from hpcdl.regress.report.page import embedded_json, headline, rows_of, when
 from hpcdl.site import find_site_file, load_site
@@ -79,25 +79,6 @@ def test_what_is_only_shown_raises_no_alarm():
     for unit, tone in (("s", ""), ("images/s", "bad")):
         (change,) = view(SERIES._replace(unit=unit), points).values["changes"]
         assert change["tone"] == tone, "it is shown all the same"
-
-
-def test_many_series_are_the_same_on_all_cpus_on_one_and_where_processes_are_refused(monkeypatch):
-    work = [
-        (SERIES, [point(n, 900.0 + (n * k) % 7) for n in range(30)], [], 0.0) for k in range(1, 5)
-    ]
-    found, tried = [], []
-    for much, cpus in ((10**9, {0}), (1, {0, 1})):
-        monkeypatch.setattr(figures, "_MUCH", much)
-        monkeypatch.setattr(figures.os, "sched_getaffinity", lambda _, cpus=cpus: cpus)
-        found.append(views(work))
-
-    def refused(*_):
-        tried.append("processes")
-        raise OSError("no more processes")
-
-    monkeypatch.setattr(figures, "ProcessPoolExecutor", refused)
-    assert found[0] == found[1] == views(work)
-    assert tried
 
 
 def test_nodes_are_held_against_the_median_of_their_night():

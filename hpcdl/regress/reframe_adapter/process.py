@@ -49,8 +49,8 @@ class CheckRequest:
     """Which checks to run and how. Empty selections mean all.
 
     `settings` are options of the training program (`name=value`); `repeat` runs every check so
-    often; `retries` runs those that fail again, the last time counts; `distribute` runs
-    single-node checks on every node; `measuring` needs no references.
+    often, and all runs count; `distribute` runs single-node checks on every node; `measuring` needs
+    no references.
     """
 
     partitions: tuple[str, ...] = ()
@@ -60,7 +60,6 @@ class CheckRequest:
     waived: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
     repeat: int = 1
-    retries: int = 0
     distribute: bool = False
     measuring: bool = False
     passed: tuple[str, ...] = ()
@@ -79,14 +78,14 @@ class CheckRequest:
 
 @dataclass(frozen=True)
 class Session:
-    """What ReFrame reports of a run: each case as often as it ran, and what it left out.
+    """What ReFrame reports of a run: its cases, and what it left out.
 
     `left_out` are faults of the run, `notes` what is only told. `selected` is the number of cases;
     None when ReFrame did not get so far.
     """
 
     exit_code: int
-    cases: tuple[Sequence[Mapping[str, Any]], ...]
+    cases: tuple[Mapping[str, Any], ...]
     left_out: tuple[str, ...]
     selected: int | None
     loaded: Mapping[str, Sequence[str]] | None = None
@@ -175,7 +174,6 @@ def to_argv(run: RunDirectory, request: CheckRequest, *, serial: bool) -> list[s
     argv += ["-S", f"settings={','.join(request.settings)}"] if request.settings else []
     argv += ["-S", "measuring=yes"] if request.measuring else []
     argv += ["--repeat", str(request.repeat)] if request.repeat > 1 else []
-    argv += ["--max-retries", str(request.retries)] if request.retries else []
     # ReFrame would pin checks of several nodes to one as well.
     argv += ["--distribute=all", "-t", "^node$"] if request.distribute else []
     return [*argv, *request.passed]
@@ -312,7 +310,7 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
     selected = [int(event["cases"]) for event in each.get("selected", ())]
     return Session(
         exit_code=exit_code,
-        cases=tuple(_tries(run, each, harmless)),
+        cases=tuple(_cases(run, each, harmless)),
         left_out=tuple(dict.fromkeys(left_out)),
         selected=selected[-1] if selected else None,
         loaded=each["loaded"][-1] if "loaded" in each else None,
@@ -320,10 +318,10 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
     )
 
 
-def _tries(
+def _cases(
     run: RunDirectory, events: Mapping[str, Sequence[Mapping[str, Any]]], harmless: tuple[str, ...]
-) -> list[list[Mapping[str, Any]]]:
-    """Every case of ReFrame's report, as often as it ran: a retry holds only what failed before.
+) -> list[Mapping[str, Any]]:
+    """Every case of ReFrame's report.
 
     With what the recorder noted: metrics that it `declared`, its `warnings`, why it is `neutral`.
     """
@@ -331,12 +329,8 @@ def _tries(
         runs = json.loads(run.report.read_text(encoding="utf-8"))["runs"]
     except (OSError, ValueError, KeyError, TypeError):  # none, half of one, or none of ReFrame's
         return []
-    cases: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
-    for each in runs or ():
-        for case in each.get("testcases") or ():
-            key = tuple(case.get(name) for name in ("hashcode", "partition", "environ", "name"))
-            cases.setdefault(key, []).append({**case, **_noted(case, events, harmless)})
-    return [*cases.values()]
+    each = (case for one in runs or () for case in one.get("testcases") or ())
+    return [{**case, **_noted(case, events, harmless)} for case in each]
 
 
 def _noted(

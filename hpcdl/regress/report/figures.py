@@ -13,16 +13,12 @@ all nodes: what all nodes share, such as a slower release, is therefore not in i
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from itertools import groupby, pairwise
-from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -34,7 +30,6 @@ from hpcdl.regress.history import FigurePoint, single_node
 from hpcdl.regress.identity import LOWER, Night, Series, better_of
 from hpcdl.results.faults import Status
 
-_MUCH, _MOST_WORKERS = 4000, 8
 _NAMED = 8
 """Nodes of a night that are named; of more, their number is told."""
 _MAD_TO_SIGMA = 1.4826
@@ -181,19 +176,6 @@ def better_of_points(unit: str, points: Sequence[FigurePoint]) -> str:
     """Which values of a series are better, by its newest result; see `better_of`."""
     last = points[-1] if points else None
     return better_of(unit, last.low, last.high, last.better) if last else ""
-
-
-def views(work: Sequence[tuple[Any, ...]]) -> list[SeriesView]:
-    """Call `view` with each of these arguments, on all CPUs if there are many."""
-    workers = min(_MOST_WORKERS, len(os.sched_getaffinity(0)), len(work))
-    if workers > 1 and sum(len(arguments[1]) for arguments in work) >= _MUCH:
-        # A machine may grant no more processes, or no shared memory: then it takes longer.
-        with (
-            suppress(OSError, ImportError, BrokenExecutor),
-            ProcessPoolExecutor(workers, get_context("fork")) as pool,
-        ):
-            return list(pool.map(view, *zip(*work, strict=True)))
-    return [view(*arguments) for arguments in work]
 
 
 def signed(fraction: float) -> str:

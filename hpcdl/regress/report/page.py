@@ -160,7 +160,7 @@ def _views(
             lost = [p.time for p in without if p.status == Status.ERROR.value]
             since = first(series, points[-1].time)
             work.append((series, points, lost, least, watched, findings.get(series, ()), since))
-    return [view for view in figures.views(work) if view.values["value"]]
+    return [one for one in (figures.view(*each) for each in work) if one.values["value"]]
 
 
 def _sections(
