@@ -321,7 +321,7 @@ def _learn_shared(state: _State, night: int) -> None:
 
     Of a drop all runs are low: taken for an example, it would hide every later one.
     """
-    runs = state.nights.runs[night] if state.nights.runs else ()
+    runs = state.nights.runs[night] if state.nights.runs and state.nights.usual == 1 else ()
     noise = state.learn(night) if len(runs) > 1 and night - state.start >= state.need else None
     if noise is None:
         return
