@@ -145,7 +145,8 @@ def _show_scripts(plan: Plan, modules: Modules, args: argparse.Namespace) -> Exi
     from hpcdl.workflows.study.running import check_scripts
 
     checked = tuple(check_scripts(plan, modules))
-    show(args, scripts_data(plan, checked), scripts_text(plan, checked, verbose=args.verbose))
+    data = scripts_data(plan, checked)
+    show(args, data, scripts_text(data, verbose=args.verbose))
     if any(one.errors for one in checked):
         return ExitCode.NO
     return ExitCode.PARTLY if plan.impossible else ExitCode.OK

@@ -154,47 +154,25 @@ def test_every_script_of_every_study_is_clean_under_lint_and_bash(name, scale):
 
 # ---- a file of a user ----
 
-TEXT = """\
-from hpcdl.api import study
-
-def judge(results):
-    with results.rule("complete", "all ran"):
-        assert results.complete()
-
-def report(results):
-    yield study.rate(results)
-
-SCALE = study.Scale(
-    shows="x", minutes=5, judge=judge,
-    jobs=[study.Jobs("training", "gpus=1,2 model=mlp", "--steps=20")],
-)
-STUDY = study.Study(
-    title="t", question="q", origin="o", found="f", series=["model"],
-    report=report, small=SCALE, full=SCALE,
-)
-"""
+(TEXT,) = re.findall("```python\n(.*?)```", (ROOT / "docs" / "studies.md").read_text(), re.S)
 FAULTS = [
-    ("title=", "titel=", r"mine\.py:14: TypeError: .*'titel'"),
-    ("def judge(", "def judge((", r"mine\.py:3: SyntaxError"),
+    ("title=", "titel=", r"mine\.py:21: TypeError: .*'titel'"),
+    ("def judge(", "def judge((", r"mine\.py:4: SyntaxError"),
     ("from hpcdl", "import nothing_here\nfrom hpcdl", r"mine\.py:1: ModuleNotFoundError"),
-    ("results.complete()", "results.complet()", r"mine\.py:5: AttributeError"),
-    (
-        "results.complete()",
-        "results.where(modle='mlp').complete()",
-        r"mine\.py:5: no cell has a 'm",
-    ),
-    ("results.complete()", "results.where(gpus=64).complete()", r"mine\.py:5: no cell has gpus=64"),
-    ("gpus=1,2 ", "", r"mine\.py:12: the jobs 'training' have no counts of GPUs"),
-    ("gpus=1,2 ", "gpus=0 ", "have no counts of GPUs"),
-    ("gpus=1,2 ", "gpus=1,1 ", "names a value twice"),
-    ("gpus=1,2 ", "gpus ", r"'gpus' has no value"),
-    ("--steps=20", "--model=mlp", "'model' is in the matrix and in the options"),
-    ('"--steps=20"', '"--steps=20", ["modle=mlp"]', "'modle', which is not in the matrix"),
-    ("model=mlp", "model=mlp data=imagnet", "unknown data set 'imagnet'"),
-    ("model=mlp", "framework=jacks", "unknown framework 'jacks'"),
+    (".efficiency(4)", ".efficienzy(4)", r"mine\.py:7: AttributeError"),
+    ("where(model=", "where(modle=", r"mine\.py:7: no cell has a 'modle'"),
+    ('where(model="alexnet")', "where(gpus=64)", r"mine\.py:7: no cell has gpus=64"),
+    ("gpus=1,2,4 ", "", r"mine\.py:18: the jobs 'speed' have no counts of GPUs"),
+    ("gpus=1,2,4 ", "gpus=0 ", "have no counts of GPUs"),
+    ("gpus=1,2,4 ", "gpus=1,1 ", "names a value twice"),
+    ("gpus=1,2,4 ", "gpus ", r"'gpus' has no value"),
+    ("--steps=200", "--model=mlp", "'model' is in the matrix and in the options"),
+    ('"--steps=200"', '"", ["modle=mlp"]', "'modle', which is not in the matrix"),
+    ("gpus=1,2,4 ", "gpus=1,4 data=imagnet ", "unknown data set 'imagnet'"),
+    ("gpus=1,2,4 ", "gpus=1,4 framework=jacks ", "unknown framework 'jacks'"),
     ("STUDY =", "OTHER =", r"makes no study.*STUDY = study\.Study"),
-    ("STUDY =", "exit(3)\nSTUDY =", r"mine\.py:14: SystemExit: 3"),
-    ("yield study.rate(results)", "yield 1 / 0", r"mine\.py:8: ZeroDivisionError"),
+    ("STUDY =", "exit(3)\nSTUDY =", r"mine\.py:21: SystemExit: 3"),
+    ("yield study.rate(", "yield 1 / 0, (", r"mine\.py:11: ZeroDivisionError"),
 ]
 
 
@@ -590,7 +568,7 @@ def test_a_dry_run_at_full_scale_checks_scripts_and_leaves_out_what_cannot_run(h
     assert checked["cells"] == 6
     assert all(not one["errors"] for one in checked["scripts"])
     (left_out, *_) = json.loads(hpcdl(*words, "--site", "pi", code=6).out)["left_out"]
-    assert "no partition 'v100'" in left_out["problem"]
+    assert "no partition 'v100'" in left_out
 
 
 @pytest.mark.parametrize(

@@ -100,28 +100,35 @@ def _takes(plan: Plan) -> list[str]:
 
 def scripts_data(plan: Plan, checked: Sequence[CheckedScript]) -> dict[str, Any]:
     """Scripts that were checked, as plain values."""
+    scripts = [
+        {
+            "run": one.run,
+            "partition": one.partition,
+            "nodes": one.script.layout.nodes,
+            "ranks per node": one.script.layout.tasks_per_node,
+            "jobs": one.tasks,
+            "errors": one.errors,
+            "script": one.script.text,
+        }
+        for one in checked
+    ]
     return {
         **_head(plan),
         "cells": len(plan.possible),
-        "left_out": [
-            {"values": dict(cell.values), "problem": cell.point.problem} for cell in plan.impossible
-        ],
-        "scripts": [{**vars(one), "script": one.script.text} for one in checked],
+        "left_out": _left_out(plan),
+        "scripts": scripts,
     }
 
 
-def scripts_text(plan: Plan, checked: Sequence[CheckedScript], *, verbose: bool) -> str:
+def scripts_text(data: Row, *, verbose: bool) -> str:
     """Return the output of lint and bash for the scripts; with `verbose` the scripts, too."""
-    rows = []
-    for one in checked:
-        layout = one.script.layout
-        size = f"{count_of(layout.nodes, 'node')} x {count_of(layout.tasks_per_node, 'rank')}"
-        state = "; ".join(one.errors) or "clean"
-        rows.append([one.run, one.partition, size, count_of(one.tasks, "job"), state])
-    texts = [f"# {one.run}: an array of {one.tasks}\n{one.script.text}" for one in checked]
-    left = [f"left out: {line}" for line in _left_out(plan)]
-    last = f"{len(plan.possible)} cells in {len(checked)} scripts, checked by lint and bash -n"
-    return "\n".join([*(texts if verbose else ()), table(rows), *left, *_takes(plan), last])
+    scripts = data["scripts"]
+    rows = [[_text(row[key]) or "clean" for key in [*row][:-1]] for row in scripts]
+    texts = [f"# {row['run']}: an array of {row['jobs']}\n{row['script']}" for row in scripts]
+    left = [f"left out: {line}" for line in data["left_out"]]
+    last = f"{data['cells']} cells in {len(scripts)} scripts, checked by lint and bash -n"
+    head = [*scripts[0]][:-1] if scripts else ()
+    return "\n".join([*(texts if verbose else ()), table(rows, head), *left, last])
 
 
 # ---- the report ----
