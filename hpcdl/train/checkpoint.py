@@ -59,7 +59,7 @@ def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
         discard(folder, checkpoint.step + 1)  # of a run that went on from before them
         _drop_old(folder, keep)  # a disk may be full because more were kept before
         try:
-            with aside.open("wb") as file:
+            with aside.open("xb") as file:  # never through a link that another user left there
                 _write(file, checkpoint)
                 file.flush()
                 os.fsync(file.fileno())

@@ -145,7 +145,8 @@ class StepWatchdog:
     def _write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"rank-{self._rank}.txt"
-        with path.open("w") as file:
+        path.unlink(missing_ok=True)
+        with path.open("x") as file:  # never through a link that another user left there
             file.write(f"rank {self._rank}, process {os.getpid()}: after step {self._step}\n")
             file.flush()
             faulthandler.dump_traceback(file, all_threads=True)

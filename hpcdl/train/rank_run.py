@@ -21,6 +21,7 @@ import tensorflow as tf
 from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
+from hpcdl.system.trust import require_own
 from hpcdl.train import checkpoint, diagnostics
 from hpcdl.train.callbacks import FirstStep, Leave, Scores, Steps, Trace, evaluate
 from hpcdl.train.data.opening import open_source
@@ -173,6 +174,9 @@ class RankRun:
         folder = self.options.folder
         with explain_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+        for place in (folder, folder / "checkpoints"):  # a planted one, in /tmp, leads elsewhere
+            if os.path.lexists(place):
+                require_own(place)
         try:
             # A node that was lost holds its locks on NFS until its lease (90 s) is over.
             wait = 150.0 if job_of(os.environ)["restarts"] else 2.0

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.conftest import small_disk
 from tests.integration.train_runs import environment
+from tests.strangers import as_root
 
 pytestmark = pytest.mark.stack
 
@@ -24,6 +25,20 @@ def test_a_stuck_rank_ends_the_run_with_all_stacks(runs):
     os.kill(int(children[-1]), signal.SIGSTOP)
     says = ("error: no step for 4 s", "no report from rank 2", "in fit")  # who waits, by function
     runs.end(process, timeout=60).must(5, *says)
+
+
+@as_root
+def test_checkpoints_that_another_user_put_there_are_left_alone(runs):
+    """A link of his in /tmp led to those of another run, and they were removed as later ones."""
+    (runs.folder / "other").mkdir()
+    (runs.folder / "other/step-000000099.ckpt").write_text("hours of work")
+    link = runs.folder / "job/checkpoints"
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(runs.folder / "other")
+    os.chown(link, 65534, 65534, follow_symlinks=False)
+    says = "checkpoints cannot be trusted: it belongs to nobody"
+    runs.learn("--steps=2", "--checkpoint-every=1", code=3, says=says)
+    assert (runs.folder / "other/step-000000099.ckpt").exists()
 
 
 STUCK = """
