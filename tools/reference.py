@@ -218,7 +218,8 @@ def commands() -> str:
         "Exit codes: [exit-codes.md](exit-codes.md).\n",
         "Faults are text on standard error, also with `--json`: `error: ...`, then `help: ...` "
         "with the next\nstep; a program goes by the exit code.\n",
-        "Shell completions: `hpcdl completion bash`, `zsh` or `fish`.\n",
+        "Shell completions: `hpcdl completion bash` or `zsh`; fish makes its own "
+        "of the manual pages:\n`fish_update_completions`.\n",
     ]
     for name, what in GROUPS.items():
         entry = load_group(name)

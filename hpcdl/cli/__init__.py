@@ -37,7 +37,7 @@ GROUPS: dict[str, str] = {
     "clean": "remove old runs, logs and cached files that nothing needs",
     "doctor": "check this machine's prerequisites",
     "tour": "the demo, step by step",
-    "completion": "shell completions for bash, zsh and fish",
+    "completion": "shell completions for bash and zsh",
 }
 
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"

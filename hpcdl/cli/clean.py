@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     option(
         "kinds",
         "KIND",
-        "check-runs, job-index, logs, failures, job-records, leftovers, cache (default: each)",
+        "check-runs, job-index, logs, failures, cache (default: each)",
         nargs="*",
     ),
     option(

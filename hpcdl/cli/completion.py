@@ -1,13 +1,13 @@
 """`hpcdl completion`: what a shell needs to complete commands, options, and names of the site.
 
-Those of bash and zsh are made by shtab, which knows no fish.
+Made by shtab, which knows no fish: that makes its own of the manual pages (`make man`, then
+fish_update_completions).
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from hpcdl.cli import GROUPS, load_group
@@ -16,13 +16,6 @@ from hpcdl.system.errors import BadInput, ExitCode
 
 Names = Mapping[str, Iterable[str]]
 _NONE: Names = {}
-_FISH = """\
-function __hpcdl_at
-    set -l words (commandline -opc)
-    set words[1] hpcdl
-    string match -q -- "$argv *" "$words "
-end
-complete -c hpcdl -f"""
 
 
 def names_of(args: argparse.Namespace) -> Names:
@@ -75,34 +68,6 @@ def _fill(parser: argparse.ArgumentParser, command: Command, names: Names) -> No
             action.choices = next((names[key] for key in keys if key in names), None)
 
 
-def fish(parser: argparse.ArgumentParser, *path: str) -> Iterator[str]:
-    """Lines for fish: what is offered behind the words of `path`."""
-    at = f"complete -c hpcdl -n {shlex.quote(' '.join(['__hpcdl_at', *path]))}"
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for one in action._choices_actions:
-                place = f"-n '__fish_is_nth_token {len(path)}'"
-                yield f"{at} {place} -a {one.dest} -d {shlex.quote(one.help or '')}"
-                yield from fish((action.choices or {})[one.dest], *path, one.dest)
-            continue
-        names = [
-            f"-{'l' if name[:2] == '--' else 's'} {name.lstrip('-')}"
-            for name in action.option_strings
-        ]
-        value = _fish_value(action)
-        if names or value != "-x":
-            description = shlex.quote((action.help or "").replace("%%", "%"))
-            yield f"{at} {' '.join(names)} {value} -d {description}"
-
-
-def _fish_value(action: argparse.Action) -> str:
-    if action.choices:
-        return f"-xa {shlex.quote(' '.join(map(str, action.choices)))}"
-    if action.metavar == "DIR":
-        return "-xa '(__fish_complete_directories)'"
-    return "-rF" if _takes_file(action) else "-x" if action.nargs != 0 else ""
-
-
 def _takes_file(action: argparse.Action) -> bool:
     return action.type is Path or action.metavar == "FILE"
 
@@ -111,8 +76,6 @@ def script(shell: str, names: Names = _NONE) -> str:
     """Return the completion script of a shell; `names` complete their options and arguments."""
     import shtab
 
-    if shell == "fish":
-        return "\n".join([_FISH, *fish(whole_parser(names), "hpcdl")])
     text: str = shtab.complete(whole_parser(names), shell)
     # In zsh a file that is sourced registers, as one that is evaluated does.
     return text.replace("$zsh_eval_context[-1] == eval ", "$zsh_eval_context[-1] == (eval|file) ")
@@ -120,7 +83,7 @@ def script(shell: str, names: Names = _NONE) -> str:
 
 @command(
     "hpcdl completion bash > ~/.local/share/bash-completion/completions/hpcdl",
-    option("shell", "bash, zsh or fish", choices=("bash", "zsh", "fish")),
+    option("shell", "bash or zsh", choices=("bash", "zsh")),
 )
 def _completion(args: argparse.Namespace) -> ExitCode:
     """Print a completion script for the shell, with the names of the site."""

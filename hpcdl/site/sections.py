@@ -14,7 +14,7 @@ from hpcdl.system.declare import PATH, SWITCH, choice, listed, number, option, t
 from hpcdl.system.resources import expand
 
 NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
-CLEANED = ("check-runs", "job-index", "logs", "failures", "job-records", "leftovers", "cache")
+CLEANED = ("check-runs", "job-index", "logs", "failures", "cache")
 """The kinds of `hpcdl clean`."""
 _EXTERNAL = {
     "type": "object",

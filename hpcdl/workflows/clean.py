@@ -9,7 +9,6 @@ jobs' own directories their users'.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import stat
 import time
@@ -18,8 +17,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcdl.cluster import identity
-from hpcdl.cluster.processes import alive
 from hpcdl.cluster.state import all_states
 from hpcdl.jobs.submission import index
 from hpcdl.regress.run_directory import is_held, is_named_as_run, read_events, runs_directory
@@ -27,7 +24,6 @@ from hpcdl.site import Site
 from hpcdl.site.model import Limits
 from hpcdl.slurm import client
 from hpcdl.stack.install import build_lock
-from hpcdl.stack.publish import switch_lock
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked, opened, size_of
@@ -35,7 +31,6 @@ from hpcdl.system.resources import cache, home
 from hpcdl.system.text import did_you_mean
 
 _DAY, _RECENT = 86400.0, 3600.0
-_LEFTOVER = re.compile(r"\.(history|records)\.json\.[A-Za-z0-9_]{8}|\.(current|latest)\.\d+")
 
 Found = Iterator[tuple[Path, str]]
 """Paths, each with the reason why it stays; "" for what may go."""
@@ -120,9 +115,7 @@ def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
         for lock in places if kind == "cache" else ():
             if lock.parent.is_dir():
                 held.enter_context(locked(lock, wait_seconds=0))
-        if kind == "leftovers" and site.paths.prefix.is_dir():
-            held.enter_context(switch_lock(site, 0))
-    except HpcdlError as fault:  # busy, or another user's prefix
+    except HpcdlError as fault:
         return fault.message
     return ""
 
@@ -192,25 +185,6 @@ def _files(*parts: str) -> Callable[[Site], Found]:
     return find
 
 
-def _job_records(_: Site) -> Found:
-    """Yield the accounting files of embedded clusters; running clusters append to them."""
-    here = identity.place()
-    running = {
-        state.directory
-        for state in all_states()
-        # Whether one of another host runs, only that host knows.
-        if identity.elsewhere(state.place, here) or any(map(alive, state.processes.values()))
-    }
-    for path in home("cluster").glob("*/log/jobcomp.txt"):
-        yield path, "its cluster is up" if path.parent.parent in running else ""
-
-
-def _leftovers(site: Site) -> Found:
-    for place in (site.paths.prefix, site.paths.work / "checks"):
-        if place.is_dir():
-            yield from ((path, "") for path in place.iterdir() if _LEFTOVER.fullmatch(path.name))
-
-
 def _cache(_: Site) -> Found:
     """Yield the caches that can be made again; releases have their own copies."""
     used = {state.root.parent for state in all_states() if state.root is not None}
@@ -227,7 +201,5 @@ KINDS = (
     CleanedKind("job-index", 365, 1, _job_index),
     CleanedKind("logs", 30, 1, _files("logs")),
     CleanedKind("failures", 30, 1, _files("failures")),
-    CleanedKind("job-records", 365, 0.1, _job_records),
-    CleanedKind("leftovers", 1, 1, _leftovers),
     CleanedKind("cache", 90, 50, _cache),
 )

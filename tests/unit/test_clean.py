@@ -63,8 +63,6 @@ def test_the_old_goes_and_the_young_stays(site):
         made(home("logs") / "stack/old.log", 31),
         made(home("failures") / "old.sh", 31),
         made(cache("wheels") / "old", 91),
-        made(home("cluster") / "a/log/jobcomp.txt", 366),
-        made(site.paths.prefix / ".history.json.abcd_123", 2),
     ]
     young = [
         run(site, 2, 89),

@@ -5,7 +5,6 @@ import re
 import shlex
 import shutil
 import subprocess
-from itertools import chain
 
 import pytest
 
@@ -49,8 +48,8 @@ def test_names_of_the_site_are_offered(tmp_path, monkeypatch, hpcdl):
     assert "tensorflow" in offered(file, "stack", "build", "--name", "t")
     assert offered(file, "study", "run", "sjtu") == ["sjtu-inception"]
     monkeypatch.setenv("HPCDL_SITE", "/none.yaml")
-    assert "resnet50" in hpcdl("completion", "fish").out
-    assert "no site file" in hpcdl("completion", "fish", "--site", "/none.yaml", code=2).err
+    assert "resnet50" in hpcdl("completion", "zsh").out
+    assert "no site file" in hpcdl("completion", "zsh", "--site", "/none.yaml", code=2).err
 
 
 LINES = {
@@ -59,7 +58,7 @@ LINES = {
     "job ren": {"render"},
     "job render --gpus": {"--gpus", "--gpus-per-node"},
     "job submit --dry": {"--dry-run"},
-    "completion ": {"bash", "zsh", "fish"},
+    "completion ": {"bash", "zsh"},
     "cluster sta": {"status"},
 }
 
@@ -96,31 +95,3 @@ def test_zsh_takes_its_script(tmp_path):
     for options, printed in (["-n", file], ""), (["-fc", register], "_shtab_hpcdl\n"):
         done = subprocess.run(["zsh", *options], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
-
-
-@pytest.mark.skipif(not shutil.which("fish"), reason="fish is not installed")
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        *LINES.items(),
-        ("site check ", set()),
-        ("cluster up --mode lo", {"loopback"}),
-        ("site show --site site-of", {"site-of-mine.yaml"}),
-    ],
-)
-def test_fish_offers_them_too(line, expected, tmp_path):
-    (tmp_path / "hpcdl.fish").write_text(completion.script("fish"))
-    (tmp_path / "site-of-mine.yaml").write_text("")
-    words = ["fish", "--no-config", "-c", f"source hpcdl.fish; complete -C 'hpcdl {line}'"]
-    env = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert done.stderr == ""
-    assert {one.split("\t")[0] for one in done.stdout.splitlines()} == expected
-
-
-def test_fish_knows_every_option():
-    lines = completion.script("fish").splitlines()
-    for words, names in every_option():
-        at = f"complete -c hpcdl -n '{' '.join(['__hpcdl_at hpcdl', *words])}' -"
-        told = [line.split(" -d ")[0].split() for line in lines if line.startswith(at)]
-        assert {name.lstrip("-") for name in names} <= set(chain(*told)), words
