@@ -55,7 +55,6 @@ SWITCH: Schema = {"type": "boolean"}
 PATH: Mapping[str, Any] = {"type": "string", "pattern": "^/", "read": Path, "write": str}
 _NOWHERE = Mark(0, 0)
 _METAVARS = {"integer": "N", "number": "X"}
-_NO_CONSTANTS: Mapping[str, tuple[Any, str]] = MappingProxyType({})
 _Record = TypeVar("_Record")
 _Path = tuple[str | int, ...]
 _Note = Callable[[_Path, BadInput], None]
@@ -86,24 +85,28 @@ def listed(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
+def _same(value: Any) -> Any:
+    return value
+
+
 class Declaration(NamedTuple):
     """The declaration of the field `name`; the module's docstring explains each part."""
 
     help: str
     schema: Schema
-    key: str | None
-    flag: str | None
-    metavar: str | None
-    constants: Mapping[str, tuple[Any, str]]
-    sweep: bool
-    shapes: bool
-    free: bool
-    together: str
-    section: str
-    required: bool | None
-    of: type | None
-    read: Callable[[Any], Any]
-    write: Callable[[Any], Any]
+    key: str | None = ""
+    flag: str | None = ""
+    metavar: str | None = None
+    constants: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+    sweep: bool = False
+    shapes: bool = True
+    free: bool = False
+    together: str = ""
+    section: str = ""
+    required: bool | None = None
+    of: type | None = None
+    read: Callable[[Any], Any] = _same
+    write: Callable[[Any], Any] = _same
     name: str = ""
     default: Any = MISSING
 
@@ -113,52 +116,29 @@ class Declaration(NamedTuple):
         return str(self.schema["type"])
 
 
+_PARTS = frozenset(Declaration._fields)
+
+
 def option(
     help: str,  # noqa: A002
     default: Any = MISSING,
     *,
-    key: str | None = "",
-    flag: str | None = "",
-    metavar: str | None = None,
-    constants: Mapping[str, tuple[Any, str]] = _NO_CONSTANTS,
-    sweep: bool = False,
-    shapes: bool = True,
-    free: bool = False,
-    together: str = "",
-    section: str = "",
-    required: bool | None = None,
     example: Any = None,
-    of: type | None = None,
-    read: Callable[[Any], Any] | None = None,
-    write: Callable[[Any], Any] | None = None,
-    **schema: Any,
+    **parts: Any,
 ) -> Any:
-    """A dataclass field with its declaration; `schema` is the JSON Schema of the written form."""
-    schema = {"type": "object", **schema} if of else schema
+    """A dataclass field with its declaration; other `parts` are the JSON Schema's."""
+    own = {name: value for name, value in parts.items() if name in _PARTS}
+    schema = {name: value for name, value in parts.items() if name not in _PARTS}
+    schema = {"type": "object", **schema} if "of" in own else schema
     schema |= {"examples": [example]} if example is not None else {}
     inner = schema.get("items", schema.get("additionalProperties"))
-    of = inner if isinstance(inner, type) else of
-    kind = str(schema["type"])
-    make, back = _FORMS.get(kind, (_same, _as_text))
-    if of:
-        flag, back = None, _several_written if isinstance(inner, type) else written
-    entry = Declaration(
-        help=help,
-        schema=schema,
-        key=key,
-        flag=flag,
-        metavar=metavar or _METAVARS.get(kind, "NAME"),
-        constants=constants,
-        sweep=sweep,
-        shapes=shapes,
-        free=free,
-        together=together,
-        section=section,
-        required=default is MISSING if required is None else required,
-        of=of,
-        read=read or make,
-        write=write or back,
-    )
+    make, back = _FORMS.get(kind := str(schema["type"]), (_same, _as_text))
+    plain = {"metavar": _METAVARS.get(kind, "NAME"), "read": make, "write": back}
+    if isinstance(inner, type):
+        plain |= {"of": inner, "flag": None, "write": _several_written}
+    elif "of" in own:
+        plain |= {"flag": None, "write": written}
+    entry = Declaration(help, schema, **{"required": default is MISSING, **plain, **own})
     if isinstance(default, Mapping):
         frozen = MappingProxyType(dict(default))
         return field(default_factory=lambda: frozen, metadata={"declared": entry})
@@ -166,10 +146,6 @@ def option(
 
 
 _Turn = Callable[[Any], Any]
-
-
-def _same(value: Any) -> Any:
-    return value
 
 
 def _as_text(value: Any) -> Any:

@@ -11,10 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.predict.request import ScalingRequest
+from hpcdl.site import Site
 from hpcdl.system import declare
 from hpcdl.system.declare import COUNT, option
 from hpcdl.system.document import parse_document
 from hpcdl.system.errors import BadInput
+from hpcdl.train.options import TrainOptions
 
 
 def half(text: str) -> int:
@@ -188,3 +192,21 @@ def test_the_schema_is_valid_and_says_all(capsys):
 def test_declaring_needs_no_yaml():
     code = "import sys, hpcdl.system.declare; assert 'yaml' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def words_of(schema):
+    """The words of a schema and of those in it."""
+    inner = [*schema.get("properties", {}).values(), schema.get("items")]
+    parts = [*inner, schema.get("additionalProperties"), schema.get("propertyNames")]
+    return set(schema).union(*(words_of(one) for one in parts if isinstance(one, dict)))
+
+
+@pytest.mark.parametrize("cls", [JobSpec, Site, TrainOptions, ScalingRequest])
+def test_no_part_of_a_declaration_is_misspelt(cls):
+    """What is no part is a word of the schema, which takes any."""
+    known = (
+        "type enum pattern patternErrorMessage minimum maximum maxLength format examples default"
+    )
+    known += " items minItems minProperties properties propertyNames additionalProperties"
+    known += " default required"
+    assert words_of(declare.schema_of(cls)) <= {*known.split(), "description", "exclusiveMinimum"}
