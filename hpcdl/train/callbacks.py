@@ -99,6 +99,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         losses = [_loss(step, logs) for step in steps]
         for done, loss in enumerate(losses):
             training.loss = loss
+            training.losses.append(loss)
             _judge(training, loss, number + done)
         training.step_number += fitting.group
         training.watchdog.step(training.step_number)
@@ -106,8 +107,6 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         outcome = "stopped" if agreed >= STOP / 2 else "requeue" if agreed >= REQUEUE / 2 else ""
         saved = save(training) if outcome or self._due() else 0.0
         self._note(steps, losses, called, saved)
-        if training.history and training.saved_at == training.step_number:
-            training.history.append(training.samples)
         epoch, _ = fitting.numbers.position(training.step_number - 1)
         images = fitting.numbers.global_batch * fitting.group
         training.reporter.step(training.step_number, epoch, training.loss, images)
@@ -133,8 +132,6 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         last = training.step_number >= self._fitting.numbers.steps or self.model.stop_training
         if last or (every and training.step_number % every == 0):
             save(training)
-            if training.history:
-                training.history.append(training.samples)
 
     def _due(self) -> bool:
         """Return whether a checkpoint is due inside an epoch; at its end callbacks come first."""

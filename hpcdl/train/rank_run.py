@@ -33,7 +33,6 @@ from hpcdl.train.models import ModelRecipe, set_up_keras, takes_classes
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
 from hpcdl.train.ranks import Ranks
 from hpcdl.train.result import (
-    LossHistory,
     base_of,
     job_of,
     layout_of,
@@ -223,7 +222,7 @@ class RankRun:
         reporter = Reporter(options.folder, numbers.steps, silent=silent)
         if options.fresh and not silent:
             checkpoint.start_over(options.folder / "checkpoints", os.environ, reporter.say)
-        training = TrainingProgress(
+        return TrainingProgress(
             fitting,
             options.folder,
             self.signals,
@@ -231,10 +230,6 @@ class RankRun:
             StepWatchdog(options.folder, ranks.rank, ranks.size, options.hang_limit),
             LossGuard(patience=_FP16_PATIENCE if options.precision == "fp16" else 0),
         )
-        if not silent:
-            start = {"started": self.started, "ranks": ranks.size}
-            training.history = LossHistory(training.checkpoint_directory, start)
-        return training
 
     def _load_weights(self, training: TrainingProgress) -> None:
         wanted, fitting = self.options.weights, training.fitting

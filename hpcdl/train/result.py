@@ -1,15 +1,10 @@
 """result.json and progress.json: what a run did, for people, checks and the model of scaling.
 
-Samples are kept by column, one entry per step; `hpcdl.results` has the schemas. What earlier starts
-of a run have measured is appended to `history.jsonl`, beside the checkpoints and with each of them,
-never overwritten. A line is a piece: the steps since the one before, all their columns, and the
-start that measured them. A resumed run keeps the rows before its step; what was done after the
-checkpoint is done again. A line that a crash has cut is left out.
+Samples are kept by column, one entry per step; `hpcdl.results` has the schemas.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import platform
@@ -19,17 +14,14 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
-from hpcdl.system.files import explain_os_errors, write_atomic
 from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.startup import RankPlace, StartupClock
 
 COLUMNS = ("seconds", "input", "compute", "communication", "update", "checkpoint", "other")
-_HISTORY = "history.jsonl"
 _POINTS = 1000
 
 
@@ -54,17 +46,12 @@ class Samples:
     def __len__(self) -> int:
         return len(self.images)
 
-    def since(self, done: int) -> Samples:
-        """The steps after the first `done`."""
-        columns = {name: values[done:] for name, values in self.columns.items()}
-        return Samples(self.first_step + done, self.images[done:], self.loss[done:], columns)
-
-    def take(self, piece: Mapping[str, Any]) -> None:
-        """Add the steps of what `as_json` gave."""
-        self.images += piece["images"]
-        self.loss += [math.nan if loss is None else loss for loss in piece["loss"]]
-        for name, values in self.columns.items():
-            values += piece[name]
+    def take(self, kept: Mapping[str, Any] | None) -> None:
+        """Take over what `as_json` gave, where something is kept."""
+        if kept:
+            self.first_step, self.images = kept["first_step"], kept["images"]
+            self.loss = [math.nan if loss is None else loss for loss in kept["loss"]]
+            self.columns = {name: kept[name] for name in COLUMNS}
 
     def as_json(self) -> dict[str, Any]:
         """The columns as result.json has them."""
@@ -147,69 +134,14 @@ def finite(value: float) -> float | None:
     return round(value, 6) if math.isfinite(value) else None
 
 
-class LossHistory:
-    """The pieces of all starts of a run, the present one's last. For rank 0.
-
-    `start` is of the present start: when it began, and how many ranks it has.
-    """
-
-    def __init__(self, folder: Path, start: dict[str, Any]) -> None:
-        self._path = folder / _HISTORY
-        self._start = start
-        self._written = 0
-        self._pieces: list[dict[str, Any]] = []
-
-    def load(self, step: int) -> None:
-        """Take over what was measured up to `step`, and forget what is done again."""
-        lines: list[str] = []
-        with suppress(FileNotFoundError):
-            lines = self._path.read_text(encoding="utf-8").splitlines()
-        for line in lines:
-            with suppress(ValueError, KeyError, TypeError):
-                piece = json.loads(line)
-                count = min(len(piece["loss"]), step - piece["first_step"])
-                kept = {name: piece[name][:count] for name in ("images", "loss", *COLUMNS)}
-                self._pieces += [{**piece, **kept}] if count > 0 else []
-        text = "".join(json.dumps(piece) + "\n" for piece in self._pieces)
-        if lines:
-            write_atomic(self._path, text)
-
-    def append(self, samples: Samples) -> None:
-        """Write the steps since the last call."""
-        if len(samples) == self._written:
-            return
-        piece = {**self._start, **samples.since(self._written).as_json()}
-        self._pieces.append(piece)
-        self._written = len(samples)
-        with explain_os_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(piece) + "\n")
-
-    def latest(self) -> Samples:
-        """Return the measurements of the last start that did any step."""
-        samples = Samples()
-        if self._pieces:
-            same = [p for p in self._pieces if p["started"] == self._pieces[-1]["started"]]
-            samples.first_step = same[0]["first_step"]
-            for piece in same:
-                samples.take(piece)
-        return samples
-
-    def curve(self) -> dict[str, list[Any]]:
-        """The loss of the whole run, as means over equal parts, by the last step of each."""
-        steps: list[int] = []
-        losses: list[Any] = []
-        for piece in self._pieces:
-            steps += range(piece["first_step"] + 1, piece["first_step"] + 1 + len(piece["loss"]))
-            losses += piece["loss"]
-        width = -(-len(steps) // _POINTS) or 1
-        parts = [losses[at : at + width] for at in range(0, len(losses), width)]
-        means = [None if None in part else finite(sum(part) / len(part)) for part in parts]
-        return {
-            "step": [steps[min(at + width, len(steps)) - 1] for at in range(0, len(steps), width)],
-            "loss": means,
-        }
+def curve_of(losses: Sequence[float]) -> dict[str, list[Any]]:
+    """The loss of the whole run, as means over equal parts, by the last step of each."""
+    width = -(-len(losses) // _POINTS) or 1
+    parts = [losses[at : at + width] for at in range(0, len(losses), width)]
+    return {
+        "step": [min(end, len(losses)) for end in range(width, len(losses) + width, width)],
+        "loss": [finite(sum(part) / len(part)) for part in parts],
+    }
 
 
 # ---- the whole of result.json ----

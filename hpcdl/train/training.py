@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
 from hpcdl.train.fitting import Fitting, broadcast
 from hpcdl.train.models import parameters_of
 from hpcdl.train.options import TrainOptions
-from hpcdl.train.result import LossHistory, Samples, finite, nothing_measured, summarize
+from hpcdl.train.result import Samples, curve_of, finite, nothing_measured, summarize
 from hpcdl.train.stop_signals import StopSignals
 from hpcdl.train.train_report import Reporter
 
@@ -25,6 +26,8 @@ from hpcdl.train.train_report import Reporter
 @dataclass
 class TrainingProgress:
     """A run in progress. `step_number` steps are done; `loss` is the last one's.
+
+    `losses` are those of all steps of the run, earlier starts included.
 
     `tested` examples of the test set were scored the last time.
     """
@@ -37,11 +40,11 @@ class TrainingProgress:
     guard: LossGuard
     step_number: int = 0
     loss: float = float("nan")
+    losses: list[float] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)
     saved_at: int = -1
     tested: int = 0
     writer: checkpoints.Writer = field(init=False)
-    history: LossHistory | None = None
     validations: list[dict[str, Any]] = field(default_factory=list)
     callback_states: dict[str, Any] = field(default_factory=dict)
 
@@ -88,8 +91,9 @@ def snapshot(training: TrainingProgress) -> checkpoints.Checkpoint:
         "validations": training.validations,
         "callbacks": {type(c).__name__: _state_of(c) for c in fitting.callbacks},
     }
-    arrays = tuple(variable.numpy() for variable in fitting.variables)
-    return checkpoints.Checkpoint(training.step_number, meta, arrays)
+    arrays = [variable.numpy() for variable in fitting.variables]
+    losses = np.array(training.losses, np.float32)
+    return checkpoints.Checkpoint(training.step_number, meta, (*arrays, losses))
 
 
 def _state_of(callback: Any) -> dict[str, Any]:
@@ -128,9 +132,9 @@ def measured(
     """Return the numbers, as far as a training came; None where it never began."""
     if training is None:
         return nothing_measured()
-    samples, history, fitting = training.samples, training.history, training.fitting
-    if not len(samples) and history:
-        samples = history.latest()
+    samples, fitting = training.samples, training.fitting
+    if not len(samples):  # scored again: what was measured stays
+        samples.take(at(RESULT.find(training.folder), "samples"))
     warmup = max(options.warmup_steps, fitting.group)  # the first call compiles
     summary = summarize(samples, warmup)
     if not fitting.board.clocked and "phases" in summary:
@@ -150,7 +154,7 @@ def measured(
         "steps": {"done": training.step_number, "planned": fitting.numbers.steps},
         "validations": training.validations,
     }
-    return {**numbers, "curve": history.curve()} if history else numbers
+    return {**numbers, "curve": curve_of(training.losses)}
 
 
 # ---- resuming ----
@@ -177,8 +181,6 @@ def resume(training: TrainingProgress) -> None:
         training.loss = float(state[1])
         training.reporter.say(f"resumed after step {training.step_number}")
     training.samples.first_step = training.step_number
-    if training.history:
-        training.history.load(training.step_number)
 
 
 def _restore(training: TrainingProgress) -> tuple[float, float, float]:
@@ -188,8 +190,10 @@ def _restore(training: TrainingProgress) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     _check_identity(training, newest)
     streams = _streams_of(training, newest)
-    for variable, array in zip(training.fitting.variables, newest.arrays, strict=True):
+    *arrays, losses = newest.arrays
+    for variable, array in zip(training.fitting.variables, arrays, strict=True):
         variable.assign(array)
+    training.losses = losses.tolist()
     training.validations = list(newest.meta.get("validations", ()))
     training.callback_states = dict(newest.meta.get("callbacks", {}))
     return float(newest.step), float(newest.meta["last_loss"]), float(streams)
@@ -216,7 +220,7 @@ def _check_identity(training: TrainingProgress, newest: checkpoints.Checkpoint) 
         if newest.meta.get(key, value) != value
     ]
     variables = training.fitting.variables
-    shapes = [[tuple(each.shape) for each in some] for some in (newest.arrays, variables)]
+    shapes = [[tuple(each.shape) for each in some] for some in (newest.arrays[:-1], variables)]
     if shapes[0] != shapes[1]:
         there, now = (f"{len(some)} arrays of {sum(map(math.prod, some)):,}" for some in shapes)
         other.append(f"{there} values in the checkpoint, {now} now")

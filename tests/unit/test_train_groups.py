@@ -12,7 +12,7 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
 from hpcdl.train import checkpoint, training  # noqa: E402
 from hpcdl.train.options import RunNumbers, TrainOptions  # noqa: E402
-from hpcdl.train.result import LossHistory, Samples  # noqa: E402
+from hpcdl.train.result import curve_of  # noqa: E402
 from hpcdl.train.training import identity_of  # noqa: E402
 
 
@@ -62,14 +62,13 @@ def resumed(tmp_path, monkeypatch, step=3, streams=0, ranks=1, **changes):
             fitting=fitting,
             checkpoint_directory=tmp_path,
             loss=0.0,
-            history=None,
             reporter=SimpleNamespace(say=print),
             samples=SimpleNamespace(),
         )
 
     monkeypatch.setattr(training, "broadcast", lambda _: None)
     meta = {**identity_of(run().fitting), "last_loss": 1.0, "streams": streams}
-    checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, ()), keep=1)
+    checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, (np.zeros(step),)), keep=1)
     other = run(**changes)
     training.resume(other)
     return other
@@ -105,35 +104,11 @@ def test_other_settings_are_refused_on_resume(tmp_path, monkeypatch, changes, na
     assert "--weights CHECKPOINT starts a new run" in (refused.value.hint or "")
 
 
-def measured(first, losses):
-    samples = Samples(first)
-    for loss in losses:
-        samples.add(8, loss, seconds=0.5)
-    return samples
-
-
-def test_a_history_keeps_every_start_and_forgets_what_is_done_again(tmp_path):
-    first = LossHistory(tmp_path, {"started": 1.0, "ranks": 1})
-    samples = measured(0, [6.0, 5.0, 4.0])
-    first.append(samples)
-    samples.add(8, 3.5, seconds=0.5)
-    first.append(samples)
-    (tmp_path / "history.jsonl").open("a").write('{"started": 1.0, "ra')  # cut by a crash
-    second = LossHistory(tmp_path, {"started": 2.0, "ranks": 2})
-    second.load(3)
-    assert second.latest().loss == [6.0, 5.0, 4.0]
-    second.append(measured(3, [3.0, 2.0]))
-    third = LossHistory(tmp_path, {"started": 3.0, "ranks": 1})
-    third.load(5)
-    assert third.curve() == {"step": [1, 2, 3, 4, 5], "loss": [6.0, 5.0, 4.0, 3.0, 2.0]}
-    assert third.latest().first_step == 3
-
-
-def test_a_long_curve_is_thinned_to_means(tmp_path):
-    history = LossHistory(tmp_path, {"started": 1.0, "ranks": 1})
-    history.append(measured(0, [float(step % 2) for step in range(4000)]))
-    curve = history.curve()
+def test_a_long_curve_is_thinned_to_means():
+    curve = curve_of([float(step % 2) for step in range(4000)])
     assert (len(curve["step"]), curve["step"][-1], set(curve["loss"])) == (1000, 4000, {0.5})
+    assert curve_of([6.0, float("nan"), 4.0]) == {"step": [1, 2, 3], "loss": [6.0, None, 4.0]}
+    assert curve_of([]) == {"step": [], "loss": []}
 
 
 def test_a_full_disk_is_pruned_before_it_is_written_to(tmp_path, monkeypatch):
