@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from hpcdl.api import study
 
-VIT = "hpcdl.train.transformers:vit_s16"
+VIT = "hpcdl.examples.transformers:vit_s16"
 THREE = "alexnet,googlenet,resnet50"
 PROGRAMS = {
     "horovod": study.Program("horovod"),

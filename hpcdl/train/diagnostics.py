@@ -107,6 +107,8 @@ class StepWatchdog:
 
     def start(self) -> None:
         """Begin to watch."""
+        with suppress(OSError):
+            self._file(self._rank).unlink()  # of an earlier run
         if self._limit:
             self.be_patient(_START)
             threading.Thread(target=self._watch, daemon=True).start()
@@ -142,9 +144,12 @@ class StepWatchdog:
             print(self._report(), file=sys.stderr, flush=True)
         os._exit(int(ExitCode.STOPPED))
 
+    def _file(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank}.txt"
+
     def _write(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"rank-{self._rank}.txt"
+        path = self._file(self._rank)
         path.unlink(missing_ok=True)
         with path.open("x") as file:  # never through a link that another user left there
             file.write(f"rank {self._rank}, process {os.getpid()}: after step {self._step}\n")
@@ -153,21 +158,13 @@ class StepWatchdog:
 
     def _report(self) -> str:
         """All stacks written so far; ranks that wrote none are the stuck ones."""
-        found = {rank: self._read(rank) for rank in range(self._size)}
-        silent = [str(rank) for rank, text in found.items() if not text]
+        written = [rank for rank in range(self._size) if self._file(rank).exists()]
+        silent = [str(rank) for rank in range(self._size) if rank not in written]
         lines = [
             f"error: no step for {self._limit:.0f} s; step {self._step} was the last",
             *(["  no report from rank " + ", ".join(silent)] if silent else []),
-            *(text for text in found.values() if text),
+            *(self._file(rank).read_text(errors="replace") for rank in written),
             f"help: {describe_saved(self._folder.with_name('checkpoints'))}; --hang-limit S "
             "changes the limit",
         ]
         return "\n".join(lines)
-
-    def _read(self, rank: int) -> str:
-        path = self._folder / f"rank-{rank}.txt"
-        try:
-            fresh = time.time() - path.stat().st_mtime < 4 * _GRACE + self._limit
-            return path.read_text(errors="replace") if fresh else ""
-        except OSError:
-            return ""

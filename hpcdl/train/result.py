@@ -48,7 +48,7 @@ class Samples:
 
     def take(self, kept: Mapping[str, Any] | None) -> None:
         """Take over what `as_json` gave, where something is kept."""
-        if kept:
+        if kept and kept.keys() >= {"first_step", "images", "loss", *COLUMNS}:
             self.first_step, self.images = kept["first_step"], kept["images"]
             self.loss = [math.nan if loss is None else loss for loss in kept["loss"]]
             self.columns = {name: kept[name] for name in COLUMNS}

@@ -133,8 +133,9 @@ def measured(
     if training is None:
         return nothing_measured()
     samples, fitting = training.samples, training.fitting
-    if not len(samples):  # scored again: what was measured stays
-        samples.take(at(RESULT.find(training.folder), "samples"))
+    before = RESULT.find(training.folder)
+    if not len(samples) and at(before, "steps", "done") == training.step_number:
+        samples.take(at(before, "samples"))  # scored again: what was measured stays
     warmup = max(options.warmup_steps, fitting.group)  # the first call compiles
     summary = summarize(samples, warmup)
     if not fitting.board.clocked and "phases" in summary:

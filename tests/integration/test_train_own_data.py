@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.integration.train_runs import ROOT
+
 pytestmark = pytest.mark.stack
 MINE = """
 import numpy as np, tensorflow as tf
@@ -132,15 +134,21 @@ def test_what_is_wrong_with_own_data_is_said(runs, own):
     runs.refused(*((asked(name), said) for name, said in says.items()))
 
 
+@pytest.fixture
+def transformers(runs):
+    runs.write("transformers.py", (ROOT / "examples/transformers.py").read_text())
+
+
+@pytest.mark.usefixtures("transformers")
 def test_a_small_gpt_learns_the_text_of_pythons_library(runs):
     runs.write(
         "text.py",
-        "from hpcdl.train.data.text import corpus\n"
+        "from transformers import corpus\n"
         "def some(split):\n"
         "    return tuple(part[:40] for part in corpus(split)) if split == 'train' else None\n",
     )
     done = runs.train(
-        "--model=hpcdl.train.transformers:gpt",
+        "--model=transformers:gpt",
         "--dataset=text:some",
         "--optimizer=adamw",
         "--set=optimizer.global_clipnorm=1.0",
@@ -156,9 +164,10 @@ def test_a_small_gpt_learns_the_text_of_pythons_library(runs):
     assert done.result["summary"]["tokens_per_second"] == pytest.approx(256 * rate, rel=0.01)
 
 
+@pytest.mark.usefixtures("transformers")
 def test_a_vit_has_the_parameters_of_vit_s16(runs):
     done = runs.train(
-        "--model=hpcdl.train.transformers:vit_s16",
+        "--model=transformers:vit_s16",
         "--global-batch=2",
         "--steps=2",
         "--optimizer=adamw",

@@ -87,7 +87,7 @@ def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
 
 def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        making, "_write_records", lambda path, records, _: path.write_bytes(b"".join(records))
+        making, "_write_records", lambda path, records: path.write_bytes(b"".join(records))
     )
     (tmp_path / dataset.REQUEST).write_text("damaged")
     shards = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}

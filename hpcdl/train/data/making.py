@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ import tensorflow as tf
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import LockBusy, clear_leftovers, explain_os_errors, locked, write_json
-from hpcdl.system.text import StatusLine, duration
+from hpcdl.system.text import StatusLine
 from hpcdl.train.data.dataset import (
     FILE,
     MADE,
@@ -101,10 +100,12 @@ def _make(
     folder = dataset.folder
     _begin(folder, request)
     with StatusLine(sys.stderr) as line, ThreadPoolExecutor(threads) as pool:
-        progress = _Progress(plans, line)
-        waiting = {pool.submit(_write, folder, plan, progress): plan for plan in plans}
+        waiting = {pool.submit(_write, folder, plan): plan for plan in plans}
+        done: dict[str, Shard] = {}
         try:
-            done = {waiting[one].name: one.result() for one in as_completed(waiting)}
+            for written in as_completed(waiting):
+                done[waiting[written].name] = written.result()
+                line.show(f"{len(done)} of {len(plans)} shards are written")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -145,12 +146,12 @@ def _begin(folder: Path, request: Mapping[str, Any]) -> None:
     write_json(path, dict(request))
 
 
-def _write(folder: Path, plan: ShardPlan, progress: _Progress) -> Shard:
+def _write(folder: Path, plan: ShardPlan) -> Shard:
     path = folder / plan.name
     if not path.exists():
         aside = path.with_suffix(_PART)
         try:
-            _write_records(aside, plan.records(), progress.add)
+            _write_records(aside, plan.records())
             aside.replace(path)
         except BaseException:
             aside.unlink(missing_ok=True)  # on a full disk its space is needed
@@ -158,13 +159,12 @@ def _write(folder: Path, plan: ShardPlan, progress: _Progress) -> Shard:
     return describe_shard(path, plan.examples)
 
 
-def _write_records(path: Path, records: Iterable[bytes], wrote: Callable[[int], None]) -> None:
-    """Write a shard and bring it to disk; `wrote` is called with the bytes of every record."""
+def _write_records(path: Path, records: Iterable[bytes]) -> None:
+    """Write a shard and bring it to disk."""
     try:
         with tf.io.TFRecordWriter(str(path)) as writer:
             for record in records:
                 writer.write(record)
-                wrote(len(record))
     except tf.errors.OpError as fault:  # TensorFlow's own for a full disk
         raise MissingPrerequisite(
             f"cannot write {path}: {str(fault).splitlines()[0][:200]}",
@@ -172,30 +172,6 @@ def _write_records(path: Path, records: Iterable[bytes], wrote: Callable[[int], 
         ) from fault
     with path.open("rb+") as file:
         os.fsync(file.fileno())
-
-
-class _Progress:
-    """One line of progress: renewed on a terminal, now and then in a log."""
-
-    def __init__(self, plans: Sequence[ShardPlan], line: StatusLine) -> None:
-        self._all = sum(plan.examples for plan in plans)
-        self._line = line
-        self._examples = self._bytes = 0
-        self._begun = self._shown = time.monotonic()
-
-    def add(self, size: int) -> None:
-        """One record of `size` bytes is written."""
-        self._examples += 1
-        self._bytes += size
-        now = time.monotonic()
-        if now - self._shown < 0.2:
-            return
-        self._shown = now
-        pace = self._examples / (now - self._begun)
-        self._line.show(
-            f"{self._examples:,} of {self._all:,} records, {self._bytes / 1e6:,.0f} MB, "
-            f"{pace:,.0f} per second, {duration((self._all - self._examples) / pace)} left"
-        )
 
 
 # ---- digits, and a directory of images ----
