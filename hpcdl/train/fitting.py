@@ -8,7 +8,9 @@ takes it (`DataSource.prepare`), and the time that a step waits for its batch.
 from __future__ import annotations
 
 import math
+import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import hpcdl
 from hpcdl.system.errors import BadInput
 from hpcdl.train import keras_parts
 from hpcdl.train.averaging import Board, distribute
@@ -366,6 +369,12 @@ def clear_errors() -> Iterator[None]:
             hint="the model's outputs, the loss, the metrics and the labels must fit; "
             "`model.fit` in plain Keras fails, too",
         ) from fault
+    except (RuntimeError, AttributeError, ArithmeticError, LookupError, OSError) as fault:
+        *_, last = traceback.extract_tb(fault.__traceback__)
+        if last.filename.startswith((sys.prefix, sys.base_prefix, *hpcdl.__path__)):
+            raise  # not a program's own code
+        message = "code of the model, the data or a callback raised an error"
+        raise BadInput(message, details=origin(fault)) from fault
 
 
 def broadcast(fitting: Fitting) -> None:

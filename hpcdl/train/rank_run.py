@@ -211,6 +211,12 @@ class RankRun:
         share = BatchShare(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
         counts = takes_classes(options.model)
         source = open_source(options, self.model, share, self.place.cpus, counts=counts)
+        if len(set(ranks.gather_text(source.order))) > 1:
+            raise BadInput(
+                f"--dataset {options.dataset}: the ranks were given different data, or another "
+                "order of it",
+                hint="draw random numbers from a seed, such as numpy.random.default_rng(1)",
+            )
         self.clock.mark("data")
         task = source.task if source.own else "classes"
         check_target(options, task, tested=source.tested)

@@ -47,6 +47,37 @@ def test_killed_and_resumed_is_the_same_bits(runs, whole, ranks, resume_ranks):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
 
 
+def a_moment(runs, number):
+    """Wait for one of 20 moments: in the imports, in a checkpoint, behind one, in a step."""
+    if number % 4 == 0:
+        time.sleep(0.2 + number * 0.25)
+        return
+    folder = runs.folder / "killed/checkpoints"
+    before = set(folder.glob("step-*"))
+    pattern = "step-*.part" if number % 4 == 1 else "step-*.ckpt"
+    deadline = time.monotonic() + 120
+    while not set(folder.glob(pattern)) - before and time.monotonic() < deadline:
+        time.sleep(0.0005)
+    if number % 4 == 3:
+        time.sleep(0.013 * number)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_at_twenty_moments_all_arrays_and_losses_are_the_same_bits(runs, ranks):
+    words = (*WORDS[:2], "--steps=500", "--checkpoint-every=11", "--delay-ms=10")
+    whole = runs.learn(*words, ranks=ranks, job="whole")
+    for number in range(20):
+        process = runs.start("--data", str(runs.digits), *words, ranks=ranks, job="killed")
+        a_moment(runs, number)
+        assert process.poll() is None, f"it ended before moment {number}"
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    done = runs.learn(*words, ranks=ranks, job="killed", says="resumed after step")
+    assert done.weights == whole.weights, "the last array are the losses of all steps"
+    assert done.result["curve"] == whole.result["curve"]
+
+
 def test_a_damaged_checkpoint_is_skipped_for_the_one_before(runs):
     whole = runs.learn("--deterministic", "--steps=30", job="whole")
     runs.learn("--deterministic", "--steps=20", "--checkpoint-every=5", job="damaged")

@@ -62,6 +62,35 @@ def breaks_late(split):
     return pipeline(split).map(lambda i, l: (tf.py_function(lambda x: 1 / 0, [i], tf.float32), l)
                                ).map(lambda i, l: (tf.ensure_shape(i, (6, 6, 1)), l))
 
+def of_changing_shape(split):
+    def give():
+        yield from ((np.zeros((6 - i // 30, 6, 1), "float32"), np.int64(i % 3)) for i in range(48))
+    given = (tf.TensorSpec((6, 6, 1)), tf.TensorSpec((), tf.int64))
+    data = tf.data.Dataset.from_generator(give, output_signature=given)
+    return data.apply(tf.data.experimental.assert_cardinality(48))
+
+def batched(split):
+    return pipeline(split).batch(8)
+
+def texts(split):
+    return arrays(split)[0], np.array(["a"] * len(arrays(split)[1]))
+
+def bools(split):
+    return arrays(split)[0], arrays(split)[1] > 1
+
+def huge(split):
+    return arrays(split)[0], arrays(split)[1] * 10**9
+
+def another_order(split):
+    return tuple(part[np.random.default_rng().permutation(240)] for part in arrays("train"))
+
+def leaves(split):
+    raise SystemExit(0)
+
+class Breaks(tf.keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        raise RuntimeError("a mistake in a callback")
+
 def endless(split):
     return pipeline(split).repeat()
 
@@ -128,10 +157,21 @@ def test_what_is_wrong_with_own_data_is_said(runs, own):
         "swapped": "choose the loss",
         "breaks": "a mistake of mine",
         "breaks_late": "division by zero",
+        "of_changing_shape": "of shape (5, 6, 1) where an element of shape (6, 6, 1) was expected",
+        "batched": "give single examples, not batches",
+        "texts": "is not numbers",
+        "bools": "choose the loss",
+        "huge": "classes count from 0",
         "endless": "its length is not known",
         "nothing": "cannot be imported",
     }
     runs.refused(*((asked(name), said) for name, said in says.items()))
+
+
+def test_what_own_code_does_to_a_run_is_said(own):
+    own("another_order", ranks=2, code=2, says="the ranks were given different data")
+    own("leaves", code=1, says="called sys.exit(0)")
+    own("arrays", "--callback=mine:Breaks", code=2, says="a mistake in a callback")
 
 
 @pytest.fixture

@@ -35,6 +35,7 @@ from hpcdl.train.options import SYNTHETIC, TrainOptions
 
 _BUFFER = 8192
 _LOOKED_AT = 64
+_MOST_CLASSES = 10_000_000
 _CONTRACT = (
     "the function is called with 'train' or 'test' and returns arrays (inputs, labels), or a "
     "tf.data.Dataset of such pairs"
@@ -108,7 +109,7 @@ def _open_users(named: str, share: BatchShare, *, counts: bool) -> DataSource:
     digest = hashlib.sha256(tf.nest.flatten(arrays["train"])[0].tobytes()).hexdigest()[:16]
     labels = [part[1] for part in arrays.values()]
     source = InMemory(arrays, share, _classes(labels) if counts else 0, digest)
-    source.own = False
+    source.own, source.order = False, digest
     return source
 
 
@@ -153,6 +154,10 @@ def _classes(labels: Any) -> int:
     if lowest < 0:
         raise BadInput(f"--dataset: a label is {lowest}; they count from 0", hint=_CONTRACT)
     highest = max(int(part.max(initial=0)) for part in tf.nest.flatten(labels))
+    if highest > _MOST_CLASSES:
+        raise BadInput(
+            f"--dataset: a label is {highest:,}, and classes count from 0", hint=_CONTRACT
+        )
     return max(int(first.shape[1]) if first.ndim > 1 and highest <= 1 else 0, highest + 1)
 
 
@@ -176,7 +181,10 @@ class UserPipeline(DataSource):
                 tuple(map(int, spec.shape))
             examples = int(parts["train"].cardinality())
         except (TypeError, ValueError, AttributeError) as fault:
-            raise self._error("examples are not (input, label) of known shapes") from fault
+            raise self._error(
+                "examples are not (input, label) of known shapes",
+                f"give single examples, not batches (.unbatch()); {_CONTRACT}",
+            ) from fault
         if examples < 0:
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
         self.steps_per_epoch = steps_in(examples, share)
@@ -197,6 +205,7 @@ class UserPipeline(DataSource):
                 ]
                 for _ in range(2)
             ]
+            self.order += hashlib.sha256(b"".join(passes[0])).hexdigest()
             if passes[0] != passes[1]:
                 raise self._error(
                     "it gives its elements in another order each time, so ranks would train on "

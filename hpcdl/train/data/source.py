@@ -61,6 +61,7 @@ class DataSource:
     `tested`: there is a test set.
     `task` is `findings` where labels are several yes or no per example.
     `own`: the data are synthetic or of `hpcdl data make`, whose labels are numbers of classes.
+    `order` is a digest that all ranks must have alike; '' where it follows from the files.
     """
 
     spec: Any
@@ -73,6 +74,7 @@ class DataSource:
     tested: bool = False
     own: bool = True
     task: str = "classes"
+    order: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
