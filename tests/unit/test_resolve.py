@@ -12,7 +12,7 @@ from hpcdl import facts
 from hpcdl.site import Gpu, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve import Resolver, why_not
-from hpcdl.stack.resolve_facts import known, serves
+from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_show import as_data, as_text
 from hpcdl.stack.resolve_solution import Setting, solve
 from hpcdl.system.errors import BadInput
@@ -230,44 +230,6 @@ def test_why_not_answers_with_the_set_that_results():
     assert why_not(one_gpu("K80"), "driver@470", "x", "spack")[0].fits
     with pytest.raises(BadInput, match="no part of a stack"):
         why_not(one_gpu(None), "cudnn@9.3", "x", "wheels")
-
-
-@pytest.mark.parametrize(
-    "question",
-    [
-        "tensorflow",
-        "tensorflow@",
-        "@2.18",
-        "tensorflow@9.9",
-        "x@1",
-        "tensorflow@2..18",
-        "tensorflow@2.18@x",
-        "tensorflow@$(id)",
-        "tensorflow@-1",
-        "tensorflow@2.18\u00e9",
-        "gpu@6.0",
-        "tensorflow@2.18.",
-        "tensorflow@2 18",
-    ],
-)
-def test_a_question_that_cannot_be_understood_is_bad_input(question):
-    with pytest.raises(BadInput):
-        why_not(one_gpu("K80"), question)
-
-
-@pytest.mark.parametrize(
-    ("code", "compute", "runs"),
-    [
-        ("sm_35", "3.7", True),
-        ("sm_60", "6.1", True),
-        ("sm_60", "7.0", False),
-        ("sm_70", "6.1", False),
-        ("compute_80", "9.0", True),
-        ("compute_80", "7.5", False),
-    ],
-)
-def test_machine_code_runs_upwards_within_a_major_release_and_ptx_later(code, compute, runs):
-    assert serves([code], compute) == runs
 
 
 def test_every_fact_has_a_source_and_a_known_proof_level():

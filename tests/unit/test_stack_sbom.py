@@ -260,76 +260,33 @@ def test_what_spack_built_is_valid_too(site):
 PYPI = "https://files.pythonhosted.org/packages"
 GITHUB = "https://github.com"
 GNU = "https://ftpmirror.gnu.org/bash/bash-5.3.tar.gz"
+ODD = f"{GITHUB}/only-an-owner"
+JDK = f"{GITHUB}/Adoptium/temurin21/releases/download/jdk-21.0.10%2B7/OpenJDK21U_21.0.10_7.tar.gz"
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "more", "purl"),
+    ("name", "version", "url", "purl"),
     [
+        ("py-pyyaml", "6.0.3", f"{PYPI}/p/pyyaml/PyYAML-6.0.3.tgz", "pypi/pyyaml@6.0.3"),
+        ("py-tf-keras", "2.1", f"{PYPI}/85/d9/tf_keras-2.1-py3-none-any.whl", "pypi/tf-keras@2.1"),
         (
-            "py-pyyaml",
-            "6.0.3",
-            {"url": "https://pypi.io/packages/source/p/pyyaml/PyYAML-6.0.3.tgz"},
-            "pkg:pypi/pyyaml@6.0.3",
+            "py-tf",
+            "2.0",
+            f"{GITHUB}/tensorflow/tf/archive/v2.0.tar.gz",
+            "github/tensorflow/tf@v2.0",
         ),
-        (
-            "py-meson-python",
-            "0.19.0",
-            {"url": f"{PYPI}/source/m/meson_python/meson_python-0.19.0.tar.gz"},
-            "pkg:pypi/meson-python@0.19.0",
-        ),
-        (
-            "py-tf-keras",
-            "2.20.1",
-            {"url": f"{PYPI}/85/6b/d9/tf_keras-2.20.1-py3-none-any.whl"},
-            "pkg:pypi/tf-keras@2.20.1",
-        ),
-        (
-            "py-tensorflow",
-            "2.20.0",
-            {"url": f"{GITHUB}/tensorflow/tf/archive/v2.20.0.tar.gz"},
-            "pkg:github/tensorflow/tf@v2.20.0",
-        ),
-        (
-            "py-pybind11",
-            "3.0.2",
-            {"url": f"{GITHUB}/pybind/pybind11/archive/refs/tags/v3.0.2.zip"},
-            "pkg:github/pybind/pybind11@v3.0.2",
-        ),
-        (
-            "openjdk",
-            "21.0.10_7",
-            {
-                "url": f"{GITHUB}/Adoptium/temurin21/releases/download/"
-                "jdk-21.0.10%2B7/OpenJDK21U_21.0.10_7.tar.gz"
-            },
-            "pkg:github/adoptium/temurin21@jdk-21.0.10%2B7",
-        ),
-        (
-            "py-ml-dtypes",
-            "0.5.1",
-            {"url": f"{GITHUB}/jax-ml/ml_dtypes.git", "commit": "560866c"},
-            "pkg:github/jax-ml/ml_dtypes@560866c",
-        ),
-        (
-            "bash",
-            "5.3",
-            {"url": GNU, "sha256": "0d"},
-            f"pkg:generic/bash@5.3?checksum=sha256:0d&download_url={GNU}",
-        ),
-        ("gcc", "12.2.0", {"external": "/usr"}, "pkg:generic/gcc@12.2.0"),
-        (
-            "odd",
-            "1",
-            {"url": f"{GITHUB}/only-an-owner"},
-            f"pkg:generic/odd@1?download_url={GITHUB}/only-an-owner",
-        ),
+        ("py-x", "3.2", f"{GITHUB}/x/y/archive/refs/tags/v3.2.zip", "github/x/y@v3.2"),
+        ("openjdk", "21.0.10_7", JDK, "github/adoptium/temurin21@jdk-21.0.10%2B7"),
+        ("bash", "5.3", GNU, f"generic/bash@5.3?download_url={GNU}"),
+        ("gcc", "12.2.0", "", "generic/gcc@12.2.0"),
+        ("odd", "1", ODD, f"generic/odd@1?download_url={ODD}"),
     ],
 )
-def test_a_package_url_says_where_a_package_comes_from(name, version, more, purl):
+def test_a_package_url_says_where_a_package_comes_from(name, version, url, purl):
     from packageurl import PackageURL
 
-    found = purl_of({"name": name, "version": version, "hash": "abc", **more})
-    assert found == purl
+    found = purl_of({"name": name, "version": version, "hash": "abc", "url": url})
+    assert found == f"pkg:{purl}"
     assert PackageURL.from_string(found).to_string() == found
 
 

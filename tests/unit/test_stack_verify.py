@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl import facts
-from hpcdl.cli import main
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot
 from hpcdl.site import load_site
@@ -273,15 +272,6 @@ def test_a_gate_on_this_machine_and_on_a_partition_is_a_contradiction(site, rele
         choose_gate(site, release, silent, local=True, partitions=["p100"])
     with pytest.raises(BadInput, match="has no partition"):
         choose_gate(site, release, silent, partitions=["p10"])
-
-
-@pytest.mark.parametrize("minutes", ["nan", "inf", "-1", "soon"])
-def test_a_wait_is_a_length_of_time(minutes, capsys):
-    """A gate that waits `nan` minutes would wait for ever."""
-    with pytest.raises(SystemExit) as caught:
-        main(["stack", "publish", "--site", "embedded", f"--wait={minutes}"])
-    assert caught.value.code == 2
-    assert "is not a number" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
