@@ -73,14 +73,12 @@ _LAW = 0.03
 """The constant law that a model must beat: 1 / (1 + 0.03 log2 N)."""
 # Rows without effect that the ridge counts for each effect, and for the slope.
 _EFFECTS = {
-    "generation": 0.3,
     "generation_units": 0.5,
-    "card_units": 3.0,
+    "card_units": 4.0,
     "network": 0.3,
     "network_units": 2.0,
     "kind_units": 2.0,
     "framework": 2.0,
-    "generation_network": 1.0,
     "source": 2.0,
     "source_network": 1.0,
 }
@@ -251,7 +249,7 @@ def single_row(record: dict[str, Any]) -> OneGpuRow | None:
     net, batch = network(model, int(size) if size else None), record.get("batch_per_gpu")
     work, rate = Workload(net, int(batch or USUAL_BATCH), precision), record["images_per_sec"]
     return OneGpuRow(
-        record["id"],
+        record["source"],
         machine.gpu,
         model,
         net.height,
@@ -261,7 +259,6 @@ def single_row(record: dict[str, Any]) -> OneGpuRow | None:
         record.get("xla") == "true",
         rate,
         round(math.log(rate * roof(machine, work) / work.batch), 4),
-        record["source"],
     )
 
 
@@ -354,7 +351,7 @@ _COLUMNS = (
 _ROWS_HEADER = """\
 # Written by `python -m tools.validate --write` from tools/data, which has all rows, and where each
 # was read; do not edit. Published rates: of one GPU, which predictions start from, and those that
-# references.yaml and the studies name (throughput.csv, one a line). Empty cells are left out: one
+# references.yaml names by their id (throughput.csv, one a line). Empty cells are left out: one
 # node, float32, published. part: the log of the part of the roofline that one GPU reached; a row
 # without it says nothing of a rate.
 # source: tools/data/throughput.yaml
@@ -376,7 +373,7 @@ def unstated(record: dict[str, Any]) -> bool:
 def shipped_rows() -> tuple[str, str]:
     """The rows that the product reads, as YAML beside and CSV.
 
-    They are those of one GPU, and those that references and studies name.
+    They are those of one GPU, and those that references name.
     """
     wanted, sources = _named_rows(), dict[str, str]()
     text = io.StringIO(newline="")
@@ -398,7 +395,7 @@ def shipped_rows() -> tuple[str, str]:
         cells["xla"] = "true" if record.get("xla") == "true" else ""
         for key, usual in (("nodes", "1"), ("proof", "published"), ("precision", "fp32")):
             cells[key] = "" if cells.get(key) == usual else cells.get(key, "")
-        writer.writerow(cells if named else {**cells, "date": "", "data": ""})
+        writer.writerow(cells if named else {**cells, "id": "", "date": "", "data": ""})
     listed = {code: name for name, code in sources.items()}
     return _ROWS_HEADER + yaml.safe_dump({"sources": listed}, sort_keys=False), text.getvalue()
 

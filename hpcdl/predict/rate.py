@@ -92,7 +92,7 @@ def _from_rows(machine: Machine, work: Workload) -> Calibration:
     else:
         kind, proof = ("same" if row.framework.startswith(framework) else "foreign"), "published"
         batch = f"{row.batch or 'unknown'}{' with XLA' if row.xla else ''}"
-        source = f"{row.id}: {row.rate:g} images/s at batch {batch}"
+        source = f"{row.source}: {row.rate:g} images/s at batch {batch}"
         source += f" ({row.framework})" if kind == "foreign" else ""
     seconds = roof(machine, work) / math.exp(reach.part)
     bounds = facts.load("predict")["one_gpu"][kind]
@@ -121,7 +121,7 @@ def _refuse_unknown(machine: Machine, work: Workload) -> None:
 class OneGpuRow(NamedTuple):
     """A published rate of one GPU; `part` is the log of the part of the roofline it reached."""
 
-    id: str
+    source: str
     gpu: str
     model: str
     size: int
@@ -131,15 +131,15 @@ class OneGpuRow(NamedTuple):
     xla: bool
     rate: float
     part: float
-    source: str = ""
 
 
 @cache
 def one_gpu_rows() -> tuple[OneGpuRow, ...]:
     """The single-GPU rows of facts/throughput.csv, those that have a `part`."""
+    table = facts.load("throughput")
     return tuple(
         OneGpuRow(
-            row["id"],
+            table["sources"][row["source"]],
             row["gpu"],
             row["model"],
             int(
@@ -152,7 +152,7 @@ def one_gpu_rows() -> tuple[OneGpuRow, ...]:
             row["images_per_sec"],
             row["part"],
         )
-        for row in facts.load("throughput")["records"]
+        for row in table["records"]
         if "part" in row
     )
 
@@ -227,14 +227,12 @@ def effect_keys(gpu: str, net: NetworkSums, units: str, framework: str) -> dict[
     generation = gpu.partition("-")[0]
     kind = "images" if net.channels else "text"
     return {
-        "generation": generation,
         "generation_units": f"{generation} {units}",
         "card_units": f"{gpu} {units}",
         "network": net.name,
         "network_units": f"{net.name} {units}",
         "kind_units": f"{kind} {units}",
         "framework": framework,
-        "generation_network": f"{generation} {units} {net.name}",
     }
 
 

@@ -10,7 +10,6 @@ from typing import Any
 from hpcdl.predict.hardware import CPU, GIGA
 from hpcdl.predict.request import Forecast, ScalingPoint, smallest_that_fits
 from hpcdl.predict.step import Workload
-from hpcdl.system.chart import Curve, Panel, svg
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.system.text import count_of, table
@@ -262,6 +261,8 @@ def _point_data(found: Forecast, point: ScalingPoint) -> dict[str, Any]:
 
 def write_plot(found: Sequence[Forecast], path: Path) -> None:
     """Write the rate and the efficiency over GPUs as SVG."""
+    from hpcdl.system.chart import Curve, Panel, svg
+
     if path.suffix.lower() != ".svg":
         raise BadInput(f"{path} is no figure that can be written", hint="name it *.svg")
     rates, gains = [], []

@@ -114,6 +114,7 @@ def published(reference_set: str) -> tuple[Reference, ...]:
     records = {
         record["id"]: {**record, "source": rows["sources"][record["source"]]}
         for record in rows["records"]
+        if "id" in record
     }
     return tuple(
         _of_record(table, group, records[name]) for group in groups for name in group["records"]

@@ -387,7 +387,7 @@ def test_a_result_is_a_file_that_ends(k80):
 def test_the_command_prints_a_table_and_what_to_take(hpcdl):
     out = hpcdl("predict", "--site", "pi", "--partition", "k80", "--model", "resnet50").out
     assert "largest below 10% loss" in out
-    assert "tf2017-gce-resnet50-b64-synthetic-1" in out
+    assert "TensorFlow official benchmarks page (2017): 5" in out
 
 
 def test_the_command_starts_from_the_partition_of_the_run(hpcdl, tmp_path):

@@ -63,7 +63,7 @@ def test_the_rows_of_the_product_are_those_of_the_data():
 def test_facts_at_run_time_are_small():
     names = ("networks", "transformers", "predict", "links", "throughput", "gpus")
     sizes = [facts.path(name).stat().st_size for name in names]
-    assert sum(sizes) + facts.rows_path("throughput").stat().st_size <= 90_000
+    assert sum(sizes) + facts.rows_path("throughput").stat().st_size <= 80_000
 
 
 def test_every_row_of_several_gpus_is_compared_or_has_a_reason():
