@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli import check_history
-from hpcdl.cli.check_history import answer_of, history_option
+from hpcdl.cli.check_history import HISTORY_OPTION, answer_of
 from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
@@ -36,40 +36,21 @@ def modules(site: Site, args: argparse.Namespace) -> dict[str, Module]:
     return modules_by_partition(site, args.partition, published=True)
 
 
-def _selection(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add(
-        "--partition",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="partition to check; may be repeated (default: all)",
-    )
-    add(
-        "--tag",
-        action="append",
-        default=[],
-        metavar="TAG",
-        help="only checks with this tag: smoke, nightly, weekly, node",
-    )
-    add(
-        "--name", action="append", default=[], metavar="NAME", help="only this check, or CHECK/CASE"
-    )
-    add(
+_SELECTION = (
+    option("--partition", "NAME", "partition to check (default: all)", many=True),
+    option("--tag", "TAG", "only checks with this tag: smoke, nightly, weekly, node", many=True),
+    option("--name", "NAME", "only this check, or CHECK/CASE", many=True),
+    option(
         "--checks",
-        action="append",
-        default=[],
+        "PATH",
+        "file or directory of ReFrame checks instead of hpcdl's own",
         type=Path,
-        metavar="PATH",
-        help="file or directory of ReFrame checks instead of hpcdl's own",
-    )
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="option of the training program, such as delay_ms=400",
-    )
+        many=True,
+    ),
+    option(
+        "--set", "NAME=VALUE", "option of the training program, such as delay_ms=400", many=True
+    ),
+)
 
 
 def _request_of(args: argparse.Namespace) -> CheckRequest:
@@ -168,10 +149,10 @@ def _settings(args: argparse.Namespace) -> ExitCode:
 
 @command(
     "hpcdl check run --partition p100 --tag smoke",
-    _selection,
+    *_SELECTION,
     option("--distribute", "run single-node checks on every node; name slow nodes"),
     option("--waive", "NAME", "pass a check without a current reference", many=True),
-    history_option,
+    HISTORY_OPTION,
     option("--no-history", "do not add the run to the history"),
     option(
         "--runs",
@@ -360,7 +341,7 @@ def _ci(args: argparse.Namespace) -> ExitCode:
         "measure; propose a change from past runs; or show",
         choices=("measure", "propose", "show"),
     ),
-    _selection,
+    *_SELECTION,
     option("--runs", "N", "number of runs to measure (5)", type=at_least(1), default=5),
     option("--write", "propose: apply the change"),
     option("--if-missing", "measure: only checks of --name without a reference"),

@@ -28,14 +28,9 @@ def answer_of(site: Site, args: argparse.Namespace, **chosen: Any) -> GateAnswer
     return answer_now(site, args.history, **chosen)
 
 
-def history_option(parser: argparse.ArgumentParser) -> None:
-    """The option that names the history."""
-    parser.add_argument(
-        "--history",
-        type=Path,
-        metavar="FILE",
-        help="history file (default: HPCDL_HISTORY, or one per site)",
-    )
+HISTORY_OPTION = option(
+    "--history", "FILE", "history file (default: HPCDL_HISTORY, or one per site)", type=Path
+)
 
 
 @command(
@@ -65,7 +60,7 @@ def _drift(args: argparse.Namespace) -> ExitCode:
     ),
     option("--csv", "export: CSV instead of JSON lines"),
     option("--since", "DATE", "only results from this date on", type=a_day),
-    history_option,
+    HISTORY_OPTION,
     changes=True,
 )
 def _history(args: argparse.Namespace) -> ExitCode:
@@ -108,7 +103,7 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
     option("--all", "list every finding, not only their causes"),
     option("--notify", "FILE", "notify the people in FILE of what has changed", type=Path),
     option("--page", "FILE", "with --notify: a page to attach to mails", type=Path),
-    history_option,
+    HISTORY_OPTION,
 )
 def _gate(args: argparse.Namespace) -> ExitCode:
     """Decide from the history whether a pipeline may continue: exit code 0 or 1."""
@@ -143,7 +138,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     option("--output", "FILE", "write to FILE, not to the screen", type=Path),
     option("--html", "FILE", "write a page of verdicts, history, nodes and logs", type=Path),
     option("--nights", "N", "days of history on the page (365)", type=at_least(1), default=365),
-    history_option,
+    HISTORY_OPTION,
 )
 def _report(args: argparse.Namespace) -> ExitCode:
     """Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON."""
@@ -218,7 +213,7 @@ def _page(args: argparse.Namespace) -> ExitCode:
         type=a_day,
     ),
     option("--undo", "take an acceptance back"),
-    history_option,
+    HISTORY_OPTION,
     changes=True,
 )
 def _accept(args: argparse.Namespace) -> ExitCode:
@@ -260,7 +255,7 @@ def _given(args: argparse.Namespace, until: str = "") -> Acceptance:
     option("what", "SERIES", "a series, or CHECK/CASE for all its metrics"),
     option("--because", "TEXT", "the reason; recorded and shown", default=""),
     option("--by", "NAME", "who retires it; recorded and shown", default=""),
-    history_option,
+    HISTORY_OPTION,
     changes=True,
 )
 def _retire(args: argparse.Namespace) -> ExitCode:

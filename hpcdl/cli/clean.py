@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 @command(
     "hpcdl clean --dry-run",
     option(
-        "kinds",
-        "KIND",
-        "check-runs, job-index, logs, failures, cache (default: each)",
-        nargs="*",
+        "kinds", "KIND", "check-runs, job-index, logs, failures, cache (default: each)", nargs="*"
     ),
     option(
         "--days",

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpcdl.cli.framework import Group, command, print_json
+from hpcdl.cli.framework import Group, command, option, print_json
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -21,18 +21,24 @@ _BROKEN = 29
 """The preflight itself did not work (facts/slurm_reasons.yaml)."""
 
 
-def _looks(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--scratch", default="", metavar="DIR", help="node-local scratch to check")
-    parser.add_argument("--data", default="", metavar="PATH", help="data set that must exist")
+_LOOKS = (
+    option("--scratch", "DIR", "node-local scratch to check", default=""),
+    option("--data", "PATH", "data set that must exist", default=""),
+)
 
 
-def _probe_options(parser: argparse.ArgumentParser) -> None:
-    _looks(parser)
-    what = "test how GPUs reach each other; ranks exchange files in DIR"
-    parser.add_argument("--transport", type=Path, metavar="DIR", help=what)
+_PROBE_OPTIONS = (
+    *_LOOKS,
+    option(
+        "--transport",
+        "DIR",
+        "test how GPUs reach each other; ranks exchange files in DIR",
+        type=Path,
+    ),
+)
 
 
-@command("srun hpcdl preflight probe --scratch /tmp > preflight.jsonl", _probe_options, site=False)
+@command("srun hpcdl preflight probe --scratch /tmp > preflight.jsonl", *_PROBE_OPTIONS, site=False)
 def _probe(args: argparse.Namespace) -> ExitCode:
     """Probe the environment of one rank; print one line of JSON."""
     from hpcdl.jobs.preflight import Probe, as_json_line, probe, with_links
@@ -63,20 +69,24 @@ def _probe_ranks(args: argparse.Namespace) -> None:
         time.sleep(pause)
 
 
-def _expectations(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--world", type=int, required=True, metavar="N", help="total number of ranks")
-    add("--tasks-per-node", type=int, required=True, metavar="N", help="ranks per node")
-    add("--cpus-per-task", type=int, required=True, metavar="N", help="CPUs per rank")
-    add("--gpus-per-node", type=int, default=0, metavar="N", help="GPUs per node")
-    add("--memory-mb", type=int, default=0, metavar="N", help="memory of the job per node")
-    add("--release", default="", metavar="ID", help="release that must be loaded")
-    what = "oldest driver that is enough; default: of the loaded release"
-    add("--driver", default="", metavar="VERSION", help=what)
-    add("--fabric", default="", metavar="KIND", help="network that nodes must use")
-    add("--nvlink", action="store_true", help="GPUs of a node must reach each other peer to peer")
-    _looks(parser)
-    add("probes", type=Path, metavar="FILE", help="output of the ranks' probes")
+_EXPECTATIONS = (
+    option("--world", "N", "total number of ranks", type=int, required=True),
+    option("--tasks-per-node", "N", "ranks per node", type=int, required=True),
+    option("--cpus-per-task", "N", "CPUs per rank", type=int, required=True),
+    option("--gpus-per-node", "N", "GPUs per node", type=int, default=0),
+    option("--memory-mb", "N", "memory of the job per node", type=int, default=0),
+    option("--release", "ID", "release that must be loaded", default=""),
+    option(
+        "--driver",
+        "VERSION",
+        "oldest driver that is enough; default: of the loaded release",
+        default="",
+    ),
+    option("--fabric", "KIND", "network that nodes must use", default=""),
+    option("--nvlink", "GPUs of a node must reach each other peer to peer"),
+    *_LOOKS,
+    option("probes", "FILE", "output of the ranks' probes", type=Path),
+)
 
 
 def _expected(args: argparse.Namespace, without_driver: bool) -> ExpectedAllocation:
@@ -95,7 +105,7 @@ def _expected(args: argparse.Namespace, without_driver: bool) -> ExpectedAllocat
 
 @command(
     "hpcdl preflight judge --world 8 --tasks-per-node 4 --cpus-per-task 4 preflight.jsonl",
-    _expectations,
+    *_EXPECTATIONS,
     site=False,
     rest="options of srun, which then writes FILE first",
 )

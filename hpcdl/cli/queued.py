@@ -202,12 +202,7 @@ def report(args: argparse.Namespace) -> ExitCode:
     "hpcdl job usage --since 2026-01 --by account --by month --all-users",
     option("--since", "DATE", "from YYYY-MM or YYYY-MM-DD on (default: a year ago)"),
     option("--until", "DATE", "before YYYY-MM or YYYY-MM-DD (default: now)"),
-    option(
-        "--by",
-        "KEY",
-        "month (default), user, account, partition, name or module",
-        many=True,
-    ),
+    option("--by", "KEY", "month (default), user, account, partition, name or module", many=True),
     option("--all-users", "everybody's jobs, as far as Slurm shows them"),
 )
 def usage(args: argparse.Namespace) -> ExitCode:

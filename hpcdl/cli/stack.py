@@ -59,30 +59,19 @@ def _plan(args: argparse.Namespace) -> ExitCode:
     return ExitCode.NO if found["blocked"] else ExitCode.OK
 
 
-def _gate_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--local", action="store_true", help="run the gate on this machine, not in jobs"
-    )
-    parser.add_argument(
-        "--partition",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="verify on this partition only; may be repeated",
-    )
-    parser.add_argument(
-        "--wait",
-        type=amount,
-        default=30,
-        metavar="MINUTES",
-        help="time that a job may wait for its nodes (30)",
-    )
+_GATE_ARGUMENTS = (
+    option("--local", "run the gate on this machine, not in jobs"),
+    option("--partition", "NAME", "verify on this partition only", many=True),
+    option(
+        "--wait", "MINUTES", "time that a job may wait for its nodes (30)", type=amount, default=30
+    ),
+)
 
 
 @command(
     "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e",
     option("release", "release id (default: the newest one built)", nargs="?"),
-    _gate_arguments,
+    *_GATE_ARGUMENTS,
     option("--verify-again", "run the gate even if its evidence is stored"),
     changes=True,
 )
@@ -109,11 +98,11 @@ def _publish(args: argparse.Namespace) -> ExitCode:
     return _show(site, switch, args)
 
 
-def _verify_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("release", nargs="?", help="release id (default: the published one)")
-    _gate_arguments(parser)
-    text = "only compare every file with the seal of the build; no job, no gate"
-    parser.add_argument("--integrity", action="store_true", help=text)
+_VERIFY_ARGUMENTS = (
+    option("release", "release id (default: the published one)", nargs="?"),
+    *_GATE_ARGUMENTS,
+    option("--integrity", "only compare every file with the seal of the build; no job, no gate"),
+)
 
 
 def _verify_integrity(args: argparse.Namespace) -> ExitCode:
@@ -131,7 +120,7 @@ def _verify_integrity(args: argparse.Namespace) -> ExitCode:
     return show(args, found.as_data(), "\n".join(lines), ok=found.ok)
 
 
-@command("hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100", _verify_arguments)
+@command("hpcdl stack verify tensorflow-2.21.0-cpu-1f0c9a3e --partition p100", *_VERIFY_ARGUMENTS)
 def _verify(args: argparse.Namespace) -> ExitCode:
     """Run the gate: test a release in jobs through its module, and store the evidence."""
     if args.integrity:

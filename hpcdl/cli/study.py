@@ -15,15 +15,11 @@ if TYPE_CHECKING:
     from hpcdl.workflows.study.cells import Plan
 
 
-def _which(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("study", metavar="STUDY", help="name of a study, or a study file")
-    parser.add_argument("--scale", default="small", help="small (default) or full")
-    parser.add_argument(
-        "--partition",
-        default="",
-        metavar="A,B",
-        help="partitions to use instead, in the study's order",
-    )
+_WHICH = (
+    option("study", "STUDY", "name of a study, or a study file"),
+    option("--scale", "SCALE", "small (default) or full", default="small"),
+    option("--partition", "A,B", "partitions to use instead, in the study's order", default=""),
+)
 
 
 def _plan(args: argparse.Namespace) -> Plan:
@@ -53,7 +49,7 @@ def _list(args: argparse.Namespace) -> ExitCode:
     return show(args, data, table([[one.name, one.title] for one in studies]))
 
 
-@command("hpcdl study show aliyun-resnet50 --scale full", _which)
+@command("hpcdl study show aliyun-resnet50 --scale full", *_WHICH)
 def _show(args: argparse.Namespace) -> ExitCode:
     """Show a study: its question, its jobs, and its acceptance rules."""
     from hpcdl.workflows.study.report import show_data, show_text
@@ -64,7 +60,7 @@ def _show(args: argparse.Namespace) -> ExitCode:
 
 @command(
     "hpcdl study run sjtu-inception --scale small",
-    _which,
+    *_WHICH,
     option(
         "--python",
         "FRAMEWORK=PATH",
@@ -117,7 +113,7 @@ def _wait(plan: Plan, args: argparse.Namespace) -> None:
 
 @command(
     "hpcdl study report sjtu-inception --output sjtu",
-    _which,
+    *_WHICH,
     option("--output", "DIR", "directory of the report (default: beside the results)", type=Path),
 )
 def _report(args: argparse.Namespace) -> ExitCode:
