@@ -85,9 +85,8 @@ def plan_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> Shell:
         BadInput: the request is impossible; says what would fit.
     """
     folder = spec.job_dir or default_job_dir(site, spec.name, f"{utc_stamp()}-{os.getpid()}")
-    placed = replace(
-        spec, job_dir=folder, launcher="plain", preflight=False, program=spec.program or ("bash",)
-    )
+    # The program runs once, in the shell: of the script only the directives count.
+    placed = replace(spec, job_dir=folder, launcher="plain", preflight=False, program=("bash",))
     directives = render_script(site, placed, module).directives
     options = [shlex.split(line) for line in directives if line.split("=")[0] not in _BATCH_ONLY]
     files = {"shell.sh": render_shell(site, placed, module, spec.chdir or where).encode()}
