@@ -17,7 +17,6 @@ from typing import NamedTuple
 from hpcdl.slurm.options import known_options, letters
 
 MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prun")
-CONTAINERS = ("apptainer", "singularity", "docker", "podman", "shifter", "ch-run", "enroot")
 SHELLS = frozenset({"bash", "sh", "dash", "ksh", "zsh", "ash"})
 AGENTS = ("torchrun", "deepspeed", "accelerate")
 """What starts the ranks of a node itself."""

@@ -159,7 +159,7 @@ def single_wait(job: Job) -> Iterator[Hit]:
 def _settles(job: Job, traps: list[_Trap]) -> bool:
     """Whether a handler, or a function that it calls, waits itself, or ends the script or job."""
     functions = {
-        scope.subject
+        scope.name
         for command in job.script.commands
         if command.name in {"wait", "exit"} or "requeue" in {word.raw for word in command.words}
         for scope in command.scopes

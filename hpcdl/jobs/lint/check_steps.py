@@ -26,7 +26,6 @@ _TF_SERVER = re.compile(
 _OF_THE_SHELL = {"module", "source", ".", "export", "set", "eval", "shopt", "alias"}
 _SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
 """`sleep 5; echo`; a first word with a slash may be a path with a blank in it."""
-_MPIRUN = ("mpirun", "mpiexec", "orterun")
 
 
 @checks("cpus-per-task-lost", "cpus-per-task-default")
@@ -197,12 +196,7 @@ _GLOBAL_RANKS = names(
 _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
 _NODE_RANK = re.compile(r"(?:node|machine)[-_]rank|NODEID")
-_INDEXED = re.compile(r"\[\s*\$?\{?(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\b", re.A)
 _RANK_ARGUMENT = re.compile(r"--?local[-_]rank(?:=(.*))?\Z", re.A | re.S)
-_RANK = re.compile("SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK")
-_TESTED = re.compile(
-    r"\b(?:SLURM_LOCALID|SLURM_PROCID|LOCAL_RANK)\}?[\"']?\s*(?:-eq|==?)\s*[\"']?(\d{1,6})\b", re.A
-)
 AMD = re.compile(r"\b(?:rocm|miopen|rccl|HIP_|ROCR_)|amd\d|instinct|\bmi[123]\d\d", re.I)
 """Of AMD's GPUs, for which Slurm leaves NVIDIA's variables alone."""
 

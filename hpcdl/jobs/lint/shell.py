@@ -86,13 +86,11 @@ class Scope(NamedTuple):
     """A construct around commands.
 
     `kind` is loop, condition, then, else, case, arm, group, subshell, function, substitution
-    or inner (the text after `bash -c`). `subject` is what a case or a condition looks at, or a
-    function's name; `patterns` are those of a case arm.
+    or inner (the text after `bash -c`). `name` is a function's.
     """
 
     kind: str
-    subject: str = ""
-    patterns: tuple[str, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class ShellCommand:
     """A simple command: assignments before it, its words, and how it runs.
 
     `background`: it, or what it is part of, ends with `&`. `piped`: its output goes into another
-    command. `follow` is `&&` or `||` where one of them follows it.
+    command.
     """
 
     assignments: tuple[Word, ...]
@@ -108,7 +106,6 @@ class ShellCommand:
     scopes: _Scopes
     background: bool = False
     piped: bool = False
-    follow: str = ""
 
     @property
     def start(self) -> int:
@@ -188,19 +185,13 @@ class Reading:
         """Say how all commands from `start` on run."""
         self.commands[start:] = [replace(one, **how) for one in self.commands[start:]]
 
-    def _follow(self, start: int, operator: str) -> None:
-        """Say what follows the last command, if there is one from `start` on."""
-        self._mark(max(start, len(self.commands) - 1), follow=operator)
-
     def _on_list(self, node: Node, scopes: _Scopes, depth: int) -> None:
         """Commands between `|`, `&&` and `||`."""
         start = len(self.commands)
         for child in node.children:
             if child.type in {"|", "|&"}:
                 self._mark(start, piped=True)
-            elif child.type in {"&&", "||"}:
-                self._follow(start, child.type)
-            else:
+            elif child.type not in {"&&", "||"}:
                 self._statement(child, scopes, depth + 1)
 
     def _on_redirected_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
@@ -223,8 +214,6 @@ class Reading:
             if child.type == "heredoc_body":
                 self.heredocs.append((self._base + child.start_byte, self._base + child.end_byte))
                 self._script_in(child, start, scopes)
-            elif child.type in {"&&", "||"}:
-                self._follow(start, child.type)
             elif child.type in {"pipeline", "command", "list"}:
                 if child.type == "pipeline":
                     self._mark(start, piped=True)
@@ -302,16 +291,14 @@ class Reading:
             self._statements(body.children, (*scopes, Scope("loop")), depth)
 
     def _on_if_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        start, inside = len(self.commands), (*scopes, Scope("condition"))
+        inside = (*scopes, Scope("condition"))
         branch: list[Node] = []
         for child in node.children:
             if child.type in {"then", "elif_clause", "else_clause", "fi"}:
                 self._statements(branch, inside, depth)
                 branch = []
             if child.type == "then":
-                tests = [one for one in self.commands[start:] if one.scopes == inside]
-                subject = " ".join(word.raw for test in tests[-1:] for word in test.words)
-                inside = (*scopes, Scope("then", subject))
+                inside = (*scopes, Scope("then"))
             elif child.type in {"elif_clause", "else_clause"}:
                 self._statement(child, scopes, depth + 1)
             else:
@@ -319,7 +306,7 @@ class Reading:
         self._statements(branch, inside, depth)
 
     def _on_case_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        inside = (*scopes, Scope("case", self._field(node, "value")))
+        inside = (*scopes, Scope("case"))
         items = [one for one in node.children if one.type in {"case_item", "ERROR"}]
         first = items[0].start_byte if items else node.end_byte
         self._head([one for one in node.children if one.end_byte <= first], inside, depth)
@@ -328,19 +315,15 @@ class Reading:
 
     def _on_case_item(self, node: Node, scopes: _Scopes, depth: int) -> None:
         values = node.children_by_field_name("value")
-        patterns = tuple(unquote(self._text[one.start_byte : one.end_byte]) for one in values)
-        subject = next((one.subject for one in reversed(scopes) if one.kind == "case"), "")
         body = [one for one in node.children if one not in values]
-        self._statements(body, (*scopes, Scope("arm", subject, patterns)), depth)
+        self._statements(body, (*scopes, Scope("arm")), depth)
 
     def _on_function_definition(self, node: Node, scopes: _Scopes, depth: int) -> None:
         if body := node.child_by_field_name("body"):
-            inside = (*scopes, Scope("function", self._field(node, "name")))
+            name = node.child_by_field_name("name")
+            text = self._text[name.start_byte : name.end_byte] if name else ""
+            inside = (*scopes, Scope("function", text))
             self._statements(body.children, inside, depth)
-
-    def _field(self, node: Node, name: str) -> str:
-        child = node.child_by_field_name(name)
-        return self._text[child.start_byte : child.end_byte] if child else ""
 
     def _on_subshell(self, node: Node, scopes: _Scopes, depth: int) -> None:
         kinds = {"else_clause": "else", "while_statement": "loop", "subshell": "subshell"}
