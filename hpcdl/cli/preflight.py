@@ -59,7 +59,8 @@ def _probe_ranks(args: argparse.Namespace) -> None:
     """Let srun, with the options behind `--`, probe every rank; twice if a node misses a step."""
     import subprocess
 
-    looks = [f"--{name}={getattr(args, name)}" for name in ("scratch", "data")]
+    named = {"scratch": args.scratch, "data": args.data}
+    looks = [f"--{name}={value}" for name, value in named.items() if value]
     looks += ["--transport=."] if args.fabric else []
     argv = ["srun", *args.rest, "hpcdl", "preflight", "probe", *looks]
     for pause in (_PAUSE_SECONDS, 0):

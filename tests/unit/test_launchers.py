@@ -83,7 +83,8 @@ def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site):
 def test_a_node_that_misses_its_first_step_is_asked_once_more(site, tmp_path, missed, asked):
     text = render_script(site, JobSpec("p100", nodes=2, gpus_per_node=2), Module(())).text
     look = text[text.index("! command -v hpcdl") : text.index("\n# Ranks end")]
-    srun = f'echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1; echo "{{}}"'
+    srun = f"echo x >>asked; (( $(wc -l <asked) > {missed} )) || exit 1\n"
+    srun += 'while [[ $1 == --* ]]; do shift; done; "$@"'
     for name, body in {"srun": srun, "sleep": ":"}.items():
         stand_in(tmp_path, name, body)
     stand_in(tmp_path, "hpcdl", f'exec {sys.executable} -c "{_IMPATIENT}" "$@"')
