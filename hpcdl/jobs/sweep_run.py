@@ -334,7 +334,7 @@ def _ask_first(prepared: Sequence[tuple[SweepArray, Path]]) -> None:
 def _active_arrays() -> dict[int, list[JobRecord]]:
     """Return the records of tasks that may still run, by array job."""
     found: dict[int, list[JobRecord]] = {}
-    for record in client.queue():
+    for record in client.queue(mine=True):
         if record.active and record.array_job is not None:
             found.setdefault(record.array_job, []).append(record)
     return found

@@ -149,12 +149,12 @@ def sacct(fields: str, *options: str) -> tuple[CommandResult, list[str]]:
     return answer, parsed(lambda text: parse.own_lines(text, fields, mark), rows, "sacct")
 
 
-def queue() -> tuple[JobRecord, ...]:
-    """Every job of this user that slurmctld holds, ended ones of the last minutes included.
+def queue(*, mine: bool = False) -> tuple[JobRecord, ...]:
+    """Every job slurmctld holds, ended ones of the last minutes included; or this user's only.
 
-    Those of others may be 50,000, which took 118 MB, and none of them is asked for anywhere.
+    Those of others may be 50,000, which take 118 MB.
     """
-    found, unclear = _jobs("--me")
+    found, unclear = _jobs(*["--me"] * mine)
     return tuple(record for record in found if record.id not in unclear)
 
 
