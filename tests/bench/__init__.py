@@ -1,8 +1,9 @@
 """`make bench`: every figure the project promises, each beside its yardstick in one run.
 
 A module `bench_NAME.py` measures in `main()` and calls `report(...)` once per figure; `python -m
-tests.bench [NAME...]` runs them one by one, prints one table and writes docs/benchmarks.md. Ratios
-and medians only: machines are shared and noisy. What cannot be measured here is a counted skip.
+tests.bench [NAME...]` runs them one by one, prints one table and writes
+docs/evidence/benchmarks.md. Ratios and medians only: machines are shared and noisy. What cannot be
+measured here is a counted skip.
 """
 
 import json

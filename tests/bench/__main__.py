@@ -1,4 +1,4 @@
-"""Runs the benchmarks one by one and writes docs/benchmarks.md."""
+"""Runs the benchmarks one by one and writes docs/evidence/benchmarks.md."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from hpcdl.system.text import table
 from tests.bench import MARK
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "evidence" / "benchmarks.md"
 START, END = "<!-- figures -->", "<!-- end of figures -->"
 
 
@@ -48,7 +48,7 @@ def row(figure):
 
 
 def write_page(rows, command):
-    """Replace the figures' section of docs/benchmarks.md; the prose around it stays."""
+    """Replace the figures' section of docs/evidence/benchmarks.md; the prose around it stays."""
     head = ["figure", "measured", "goal", "", "yardstick", "note"]
     lines = [
         f"`{command}`, {time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, "

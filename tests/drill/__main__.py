@@ -1,8 +1,8 @@
 """Run the drills: `python -m tests.drill [NAME...]`, `DRILLS=0.1` for a tenth of each count.
 
-What ran is written to results.json, by name, and from it the table in docs/reliability.md: the
-counts are those that ran, and a drill that did not run is not in it. `MINUTES=9` ends each drill
-after so long.
+What ran is written to results.json, by name, and from it the table in
+docs/evidence/reliability.md: the counts are those that ran, and a drill that did not run is not in
+it. `MINUTES=9` ends each drill after so long.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.drill.harness import ROOT, carry_out
 from tests.homes import short_home
 
 RESULTS = Path(__file__).with_name("results.json")
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "evidence" / "reliability.md"
 BEGIN, END = "<!-- drills: begin -->", "<!-- drills: end -->"
 _SHOWN = 5
 

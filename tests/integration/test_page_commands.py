@@ -15,7 +15,7 @@ from tests.shell_pages import matches, steps
 
 PAGES = sorted(
     str(page.relative_to(ROOT))
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
     if list(steps(page.read_text()))
 )
 
@@ -30,7 +30,7 @@ def shell(release):
 
 def test_every_page_with_commands_is_taken():
     assert set(PAGES) == set(SCENES)
-    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for language, block in re.findall(
             r"^ *```(\w*)\n(.*?)^ *```", page.read_text(), re.M | re.S
         ):

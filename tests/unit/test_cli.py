@@ -260,6 +260,6 @@ def test_colours_are_for_terminals_that_may_have_them(env, coloured, tmp_path):
 
 def test_links_of_pages_lead_somewhere():
     root = Path(__file__).resolve().parents[2]
-    for page in [*root.glob("*.md"), *root.glob("docs/*.md")]:
+    for page in [*root.glob("*.md"), *root.glob("docs/**/*.md")]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page} links to {target}"
