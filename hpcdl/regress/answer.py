@@ -25,7 +25,7 @@ from hpcdl.results.faults import Status
 from hpcdl.system.text import count_of
 
 SLOW_NODE, WARNING = "slow node", "not sure yet"
-"""Kinds of findings, beside the verdicts' words, those of changes (drop, rise, breakage), and
+"""Kinds of findings, beside the verdicts' words, those of changes (drop, rise), and
 `lost node`, `old`, `unknown` and `future`, as `gate` finds them."""
 RETIRED = "retired"
 """In place of a finding's id: the series gives no more results, and is not missed."""

@@ -24,7 +24,7 @@ from hpcdl.system.text import count_of
 
 POOLED = "lower together"
 """The kind of a finding that several series of one night are only together."""
-_RANKS = ("ERROR", "FAIL", "breakage", "drop", "rise", SLOW_NODE, "lost node", "old")
+_RANKS = ("ERROR", "FAIL", "drop", "rise", SLOW_NODE, "lost node", "old")
 _REFERENCES = {one.value for one in Status if one.waivable}
 _LEVEL, _FEWEST = 60, 20
 _STRENGTHS = (1.3, 1.7, 2.1, 2.5, 3.0, 3.7)

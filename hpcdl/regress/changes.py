@@ -12,8 +12,8 @@ those of the night before lie below the level, and how much of that all runs of 
 The constants:
 TELL: z-score from which a change is reported; 3.3 is what 1 false alarm in 2,000
     series-nights allows.
-SURE: what a rise and the only night of a breakage need.
-BREAKAGE: a night so far below its level, and twice as far as any before, is reported at once.
+SURE: what a rise needs.
+BREAKAGE: a night so far below its level, and twice as far as any before, counts in full.
 ODDS: (log) at which an onset is excluded, and a level counts as the old one again: 20 to 1.
 DOUBT: the shares of a level's nights, and of the means of two in a row, that are as low as a night
     that is measured again; GO_ON is the strength from which it is measured once more.
@@ -56,7 +56,6 @@ class Kind(str, Enum):
 
     DROP = "drop"
     RISE = "rise"
-    BREAKAGE = "breakage"
 
 
 class Found(NamedTuple):
@@ -199,8 +198,8 @@ def _until(nights: Nightly, end: int) -> _State:
 
 def _step(state: _State, night: int) -> None:
     _look_for_end(state, night)
-    # A night that broke would also tip slow evidence over, and hide behind an earlier onset.
-    if _broke(state, night) or _looked(state, night):
+    # Such a night would also tip slow evidence over, and hide behind an earlier onset.
+    if _looked(state, night):
         return
     _learn_shared(state, night)
     if night - state.start > state.need:
@@ -229,12 +228,10 @@ def look(nights: Nightly, enough: float, *, fresh: bool = False) -> Look:
     _look_for_end(state, night)
     first, strength = _strength(state, night)
     runs = len(nights.runs[night]) if nights.runs else 1
-    if _as_one_of_many(strength) >= enough:
-        return Look(False, strength, first)
-    doubtful = (
-        strength >= GO_ON + (runs - 2) / 2 if runs > 1 else _is_low(state, night, 3 if fresh else 1)
-    )
-    return Look(doubtful, strength, first)
+    if runs == 1:  # however low: it may be a spike
+        return Look(_is_low(state, night, 3 if fresh else 1), strength, first)
+    sure = _as_one_of_many(strength) >= enough
+    return Look(not sure and strength >= GO_ON + (runs - 2) / 2, strength, first)
 
 
 def _unsure(state: _State, night: int) -> Found | None:
@@ -282,7 +279,8 @@ def _strength(state: _State, night: int) -> tuple[int, float]:
         return last.began, _of_runs(state, last.noise, last.began, night, level_nights)
     best = (night, 0.0)
     for first in (night, night - 1):
-        noise = state.learn(first) if first - state.start >= state.need else None
+        few = FEW_NIGHTS - 1 if first == night and _broke(state, night) else state.need
+        noise = state.learn(first) if first - state.start >= few else None
         if noise is not None:
             strength = _of_runs(state, noise, first, night, first - state.start)
             best = max(best, (first, strength), key=lambda one: one[1])
@@ -305,8 +303,13 @@ def _of_runs(state: _State, noise: Noise, first: int, last: int, level_nights: i
 
 
 def _evidence_of(noise: Noise, runs: Sequence[float]) -> float:
-    """The mean of a night's runs; each counts for its rarity, or, of three, as much as all do."""
+    """The mean of a night's runs; each counts for its rarity, or, of three, as much as all do.
+
+    A night all of whose runs are far below the level, and unlike any before, counts in full.
+    """
     each = [(run - noise.level) / noise.spread for run in runs]
+    if max(runs) < noise.level * (1 - BREAKAGE) and max(each) < 2 * noise.ranks[0]:
+        return sum(each) / len(each)  # nothing like it was ever seen: no rarity cuts it
     cut = [noise.evidence([run])[0] for run in runs]
     for index, z in enumerate(each):
         others = [*each[:index], *each[index + 1 :]]
@@ -330,18 +333,20 @@ def _learn_shared(state: _State, night: int) -> None:
 
 
 def _looked(state: _State, night: int) -> bool:
-    """Return whether a night that was measured again is a drop by itself."""
-    runs = state.nights.runs
+    """Return whether a night that was measured again, or that broke, is a drop by itself.
+
+    While a drop is young, all its nights say how strong it is: what was chance is taken back.
+    """
     unsure = _unsure(state, night)
     since = unsure.began if unsure else max(0, night - 1)
-    if not any(len(one) > 1 for one in runs[since : night + 1]):
+    again = any(len(one) > 1 for one in state.nights.runs[since : night + 1])
+    if not (again or (unsure and unsure.looked) or _broke(state, night)):
         return False
     first, strength = _strength(state, night)
     if unsure:
-        state.found[-1] = unsure._replace(looked=max(unsure.looked, strength))
+        state.found[-1] = unsure._replace(looked=strength)
         return False
-    broke = state.active is not None and state.active.kind is Kind.BREAKAGE
-    noise = state.learn(first) if strength >= TELL and not broke else None
+    noise = state.learn(first) if strength >= TELL else None
     if noise is None:
         return False
     found = Found(Kind.DROP, first, night, noise.level, first, noise, state.start, None, strength)
@@ -355,8 +360,6 @@ def evidence_now(found: Found, nights: Nightly) -> float:
     They are compared with the level that the change ended, and no night before that level: nights
     before an earlier rise once made every later drop look small, and no gate closed for weeks.
     """
-    if found.kind is Kind.BREAKAGE:
-        return math.inf
     first = max(found.old_start, found.began - LEVEL_NIGHTS)
     window = _Window.of(found.noise, nights.values[first:])
     since = window.strength(found.began - first) if found.began > first else 0.0
@@ -384,8 +387,6 @@ class Onset(NamedTuple):
 
 def onset(found: Found, nights: Nightly) -> Onset:
     """When a change began, by the likelihood of the nights around under the levels beside it."""
-    if found.kind is Kind.BREAKAGE:
-        return Onset(found.began, found.began, found.began, (found.began,))
     values, noise = nights.values, found.noise
     since = values[found.began : min(found.ended or len(values), found.began + MIN_NIGHTS)]
     spread = noise.spread * math.sqrt(noise.variance)
@@ -447,11 +448,7 @@ def _tell(state: _State, new: Found) -> None:
     last, start = state.active, state.start
     past = state.nights.values[max(start, new.began - LEVEL_NIGHTS) : new.began]
     earlier = [*state.earlier, *(value - new.before for value in past)][-LEVEL_NIGHTS:]
-    if last and last.kind is Kind.BREAKAGE and last.began >= new.began - 1:
-        new = new._replace(began=last.began)
-        state.found[-1] = new._replace(seen=last.seen)
-        state.back = (start, state.earlier)
-    elif last and last.kind is new.kind and new.began - last.level_start <= MIN_NIGHTS:
+    if last and last.kind is new.kind and new.began - last.level_start <= MIN_NIGHTS:
         state.found[-1] = last._replace(level_start=new.began)
     else:
         since = state.nights.values[new.began : new.seen + 1]
@@ -464,36 +461,26 @@ def _tell(state: _State, new: Found) -> None:
 
 
 def _broke(state: _State, night: int) -> bool:
-    """Report a night far below its level at once; the next ones are the same event."""
-    if night < FEW_NIGHTS - 1 or (state.active and state.active.kind is not Kind.RISE):
-        return False
-    values, few = state.nights.values, night - state.start <= state.need
-    value = values[night]
-    if value > median(values[max(0, night - LEVEL_NIGHTS) : night]) * (1 - BREAKAGE):
-        return False
-    noise = state.learn(night) if few or not state.window else state.window.noise
-    if noise is None or value > noise.level * (1 - BREAKAGE):
-        return False
-    z = (value - noise.level) / noise.spread
-    unlike_any = z < 2 * noise.ranks[0]
-    if not unlike_any or noise.normal(z, 1) < (TELL if few else SURE):
-        return False
-    state.found.append(Found(Kind.BREAKAGE, night, night, noise.level, night, noise, state.start))
-    return True
+    """Return whether all runs of a night are far below the nights before."""
+    past = state.nights.values[max(0, night - LEVEL_NIGHTS) : night]
+    runs = state.nights.runs[night] if state.nights.runs else [state.nights.values[night]]
+    return len(past) >= FEW_NIGHTS - 1 and max(runs) < median(past) * (1 - BREAKAGE)
 
 
 def _look_for_end(state: _State, night: int) -> None:
     """Return whether the last change is over.
 
-    A broken night is where the next is well; a level by a sequential test of the old one against
-    the new one (Wald 1945, Ann. Math. Stat. 16:117).
+    A single night that broke is over where the next is well; a level by a sequential test of the
+    old one against the new one (Wald 1945, Ann. Math. Stat. 16:117).
     """
     last, values = state.active, state.nights.values
     if last is None:
         return
-    if last.kind is Kind.BREAKAGE:
-        if values[night] > last.before * (1 - BREAKAGE / 2):
-            state.found[-1] = last._replace(ended=night)
+    alone = last.kind is Kind.DROP and last.began == last.seen == night - 1
+    broke = values[night - 1] < last.before * (1 - BREAKAGE)
+    if alone and broke and values[night] > last.before * (1 - BREAKAGE / 2):
+        state.found[-1] = last._replace(ended=night)
+        state.restart(*state.back)
         return
     if night - last.seen < 2 or last.level_start != last.began or night - last.seen > LEVEL_NIGHTS:
         return

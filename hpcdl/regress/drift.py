@@ -63,15 +63,13 @@ class Change:
 
     @property
     def word(self) -> str:
-        """What happened to the values: drop, rise or breakage."""
+        """What happened to the values: drop or rise."""
         turned = {Kind.DROP: Kind.RISE, Kind.RISE: Kind.DROP}
         return (turned.get(self.kind, self.kind) if self.lower else self.kind).value
 
     @property
     def edges(self) -> tuple[int, ...]:
         """The nights on which levels begin because of it."""
-        if self.kind is Kind.BREAKAGE:
-            return ()
         end = self.level_index if self.end_index is None else self.end_index
         return self.index, end
 

@@ -14,12 +14,13 @@ import json
 import os
 import random
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+from hpcdl.regress import changes as law
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
 from hpcdl.regress.drift import BUDGET, analyse, is_doubtful, runs_of
-from hpcdl.regress.estimate import Nightly
 from tests.bench import report
 from tests.bench.drift_series import (
     CHANGE_AT,
@@ -67,17 +68,15 @@ def doubtful(so_far):
 
 
 def sure_nights(nights, enough):
-    """The nights on which a series closes its site's gate."""
-    found = set()
-    for one in detect(nights):
-        for night in range(one.seen, one.ended or len(nights.values)):
-            if one.kind is Kind.RISE:
-                continue
+    """The nights on which a series closes its site's gate, by what was known on each."""
+    found, state = set(), law._State(nights)
+    for night in range(len(nights.values)):
+        law._step(state, night)
+        last = state.active
+        if last and last.kind is Kind.DROP:
             runs = nights.runs[: night + 1]
-            then = Nightly(
-                nights.values[: night + 1], nights.within, nights.step, runs, nights.shared
-            )
-            if evidence_now(one, then) >= enough:
+            then = replace(nights, values=nights.values[: night + 1], runs=runs)
+            if evidence_now(last, then) >= enough:
                 found.add(night)
     return found
 

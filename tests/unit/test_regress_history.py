@@ -464,7 +464,7 @@ WEEKLY = [replace(one, check_name="weekly") for one in nights()]
     ("results", "said"),
     [
         pytest.param(nights(), "", id="healthy"),
-        pytest.param(nights(0.5, start=99), "breakage: .*release r1 -> r2", id="half-the-speed"),
+        pytest.param(nights(0.5, start=99), "drop: .*release r1 -> r2", id="half-the-speed"),
         pytest.param(nights(0.94, start=96), "drop: -", id="within-the-bounds"),
         *(
             pytest.param([*LAST, result(99, status=status, reason="why")], f"{status}: why")
