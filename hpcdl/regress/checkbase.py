@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,7 +33,7 @@ from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
 from hpcdl.regress.references import Reference, load_references
 from hpcdl.regress.reframe_adapter.backend import JobPlan, declared_name, job_record
-from hpcdl.regress.result import Measured, faults_of, of_this_run, read_result
+from hpcdl.regress.result import Measured, faults_of, of_this_run, read_result, reads
 from hpcdl.results.faults import FaultKind, JobFault, as_fault, describe
 from hpcdl.site import Partition, Site, load_site
 from hpcdl.slurm.execution import CLUSTER, PROFILES, ExecutionProfile
@@ -268,6 +269,37 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         except BadInput:
             return False
         return self.suits(site, partition, execution_of(part))
+
+
+class PrintedCheck(HpcdlCheck):
+    """A check whose program prints its number, and writes no result.
+
+    `pattern` finds it in the job's output, the last time that it is there: its first group, in
+    `unit`. What Slurm says of the job is the evidence.
+    """
+
+    pattern, unit, better = "", "", ""
+
+    def measured(self) -> Measured:
+        """Return the number that was printed last."""
+        log = Path(self.stagedir) / LOG
+        found = re.findall(self.pattern, log.read_text(errors="replace") if log.exists() else "")
+        if not found:
+            text = f"missing metric: nothing that the job printed fits {self.pattern!r}"
+            return Measured({}, (JobFault(FaultKind.NO_METRIC, text),))
+        try:
+            return Measured({"printed": float(found[-1])})
+        except (TypeError, ValueError):
+            text = f"missing metric: {found[-1]!r} is no number"
+            return Measured({}, (JobFault(FaultKind.NO_METRIC, text),))
+
+    def metrics(self) -> Sequence[Metric]:
+        """Return the metric, named after the check."""
+        return [Metric(self.check_name, self.unit, reads("printed"), better=self.better)]
+
+    def faults(self, measured: Measured) -> Sequence[JobFault | str]:
+        """Return why there is no number."""
+        return measured.faults
 
 
 _site = functools.cache(load_site)

@@ -1,6 +1,9 @@
 """ReFrame is the judge of its own words; what is suspicious is measured again the same night."""
 
+import subprocess
+import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -120,3 +123,55 @@ def test_what_is_suspicious_is_measured_again_the_same_night(
     assert said in verdict.reason
     assert len(verdict.runs) == runs
     assert len({one["job"]["id"] for one in verdict.runs}) == runs
+
+
+def test_a_night_ends_in_time_where_slurm_is_full(site, tmp_path):
+    """The first run is slow, and whatever would run after it finds all nodes taken."""
+    take = "sbatch --partition=p100 --nodes=$(sinfo -h -p p100 -o %D) --exclusive --time=5"
+    script = f'((count > 1)) || {take} --output=/dev/null --wrap "sleep 200" >&2\necho rate 50'
+    path = check_that_runs(tmp_path, script)
+    short = replace(site, remeasure=replace(site.remeasure, minutes=0.3))
+    begun = time.monotonic()
+    try:
+        outcome = run(short, path=path)
+    finally:
+        subprocess.run(["scancel", "--name=wrap"], check=False)
+    assert time.monotonic() - begun < 120
+    (verdict,) = outcome.verdicts
+    assert verdict.status is Status.FAIL, verdict.reason
+    assert any("gave no result of measured" in note for note in outcome.notes), outcome.notes
+
+
+PRINTED = """
+import reframe as rfm
+from hpcdl.jobs.spec import JobSpec
+from hpcdl.regress.checkbase import PrintedCheck
+
+@rfm.simple_test
+class stream(PrintedCheck):
+    pattern, unit = r"Triad: +([0-9.]+)", "{unit}"
+
+    def request(self, site, partition):
+        return JobSpec(partition=partition.name, nodes=1, minutes=5, name=self.check_name,
+                       program=("bash", "-c", "{program}"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "status", "said"),
+    [
+        ("echo Triad: 100.0; echo Triad:  95.5", Status.NO_REFERENCE, "no reference for stream"),
+        ("echo nothing", Status.ERROR, "nothing that the job printed fits"),
+        ("echo Triad: 95.5; exit 3", Status.ERROR, "exit code 3"),
+    ],
+)
+def test_a_check_that_only_prints_a_number_is_one_of_ours(site, tmp_path, program, status, said):
+    path = tmp_path / "stream.py"
+    path.write_text(PRINTED.format(program=program, unit="GB/s"))
+    (verdict,) = run(site, path=path).verdicts
+    assert (verdict.name, verdict.status) == ("stream/default", status), verdict.reason
+    assert said in verdict.reason
+    if status is Status.NO_REFERENCE:
+        assert [(one.name, one.value, one.unit) for one in verdict.metrics] == [
+            ("stream", 95.5, "GB/s")
+        ]

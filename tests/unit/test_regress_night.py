@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,16 +18,25 @@ from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import site_file, update_references
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
 from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
-from hpcdl.regress.runner import _nodes_without, _partitions_without, _refuse_mistyped, _verdicts
-from hpcdl.regress.verdict import Verdict
-from hpcdl.results.faults import FaultKind, Status
+from hpcdl.regress.runner import (
+    _measured_again,
+    _nodes_without,
+    _partitions_without,
+    _refuse_mistyped,
+    _verdicts,
+)
+from hpcdl.regress.verdict import MetricVerdict, Verdict
+from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import once
-from hpcdl.system.errors import BadInput
+from hpcdl.slurm.execution import CLUSTER
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import small_site
 from tests.unit.test_regress_verdict import record
 
 NOW = datetime.now(timezone.utc)
+BOUND = JobFault(FaultKind.BOUND, "slow")
+RATE = MetricVerdict("rate", 50.0, "MB/s", 100.0, 90.0)
 
 
 @pytest.mark.parametrize(
@@ -246,3 +256,30 @@ def test_half_a_file_of_references_goes_with_the_next_measurement(site):
     update_references(site, "embedded", [])
     assert path.exists()
     assert not left.exists()
+
+
+@pytest.mark.parametrize("fault", [MissingPrerequisite("Slurm does not answer"), None])
+def test_what_cannot_be_measured_again_is_told_and_ends_nothing(monkeypatch, fault):
+    """Slurm that is away ends the further runs at once, and so does the end of the budget."""
+    slow = Verdict("c", "x", "p100", Status.FAIL, faults=(BOUND,), metrics=(RATE,), hashcode="h")
+    budget = SimpleNamespace(runs=3, minutes=10.0 if fault else -1.0)
+    tried = []
+
+    def again(*_):
+        tried.append(1)
+        raise fault
+
+    night = SimpleNamespace(
+        site=SimpleNamespace(remeasure=budget),
+        request=CheckRequest(),
+        execution=CLUSTER,
+        again=again,
+    )
+    verdicts, notes = _measured_again(night, None, [slow], None)
+    assert verdicts == [slow]
+    assert notes == [
+        "not measured again, "
+        + ("Slurm does not answer" if fault else "-1 minutes are over")
+        + ": c/x on p100"
+    ]
+    assert len(tried) == bool(fault)
