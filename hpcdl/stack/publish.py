@@ -26,7 +26,7 @@ from hpcdl.stack.release import (
     read_release,
     release_ids,
 )
-from hpcdl.stack.sbom import CYCLONEDX_FILE, refresh_sbom
+from hpcdl.stack.sbom import AUDIT_FILE, AUDIT_LIST, CYCLONEDX_FILE, refresh_sbom
 from hpcdl.stack.seal import CHECKED_FILE, look, require_integrity
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
 from hpcdl.stack.waivers import require_answers
@@ -36,8 +36,8 @@ from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
 Say = Callable[[str], None]
 _WAIT_SECONDS, SOON_SECONDS = 3600, 10.0
 """How long a publish waits for another one, and a rollback for whoever switches."""
-_WRITTEN = (PROOF_FILE, CYCLONEDX_FILE, CHECKED_FILE)
-"""What publishes write into a release; killed ones leave parts of these that only we may read."""
+_WRITTEN = (PROOF_FILE, CYCLONEDX_FILE, AUDIT_FILE, AUDIT_LIST, CHECKED_FILE)
+"""What publishes and `stack sbom` write into a release; killed ones leave parts of these that only we may read."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
 from hpcdl.stack.spack_backend import adopt as adopt_module
 from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, plan_adoption
-from hpcdl.stack.spack_backend.concretize import concretize, differences, render_work
+from hpcdl.stack.spack_backend.concretize import concretize, differences, write_files
 from hpcdl.stack.spack_backend.environment import render, render_site
 from hpcdl.stack.spack_backend.make import BuildCache
 from hpcdl.stack.spack_backend.spack_build import build_spack, open_build
@@ -151,7 +151,7 @@ def test_every_gpu_stack_is_one_view_and_one_module(
     request = StackRequest("gpu", "spack", partitions, {})
     site = dataclasses.replace(site, paths=paths, stacks={"gpu": request}, private=True)
     plan = plan_build(site, "gpu")
-    render_work(plan.work)
+    write_files(plan.folder, plan.files)
     where = plan.folders.environment
     shutil.copyfile(lock, where / "spack.lock")
     (where / ".solved").write_text(plan.stamp(where / "spack.lock"))

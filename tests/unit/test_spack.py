@@ -11,11 +11,7 @@ from hpcdl import facts
 from hpcdl.site import SpackSettings
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_solver import Range
-from hpcdl.stack.spack_backend.concretize import (
-    differences,
-    render_work,
-    site_work,
-)
+from hpcdl.stack.spack_backend.concretize import differences, files_of, write_files
 from hpcdl.stack.spack_backend.environment import render, render_site
 from hpcdl.stack.spack_backend.tool import Lock, read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -141,11 +137,10 @@ def test_a_pmix_that_spack_cannot_build_has_to_be_an_external():
 
 
 def test_a_sites_folder_stands_alone(tmp_path):
-    work = site_work(site(), environment_for(site(), "p100"), tmp_path / "here", "p100")
-    render_work(work)
-    assert work.changed == []
+    root = tmp_path / "here"
+    write_files(root, files_of(site(), environment_for(site(), "p100"), root, "p100"))
     for name in ("site.yaml", "spack_repo/hpcdl/repo.yaml", "environments/p100/spack.yaml"):
-        assert (work.root / name).is_file()
+        assert (root / name).is_file()
 
 
 def test_a_lock_whose_versions_are_not_the_resolutions_says_where(tmp_path):

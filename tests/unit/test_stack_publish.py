@@ -180,7 +180,11 @@ def test_a_damaged_history_is_refused_with_the_way_out(site, text):
 
 
 @pytest.mark.parametrize(
-    "name", [".history.json", "releases/a/.proof.json", "releases/a/..content-checked"]
+    "name",
+    [
+        ".history.json",
+        *(f"releases/a/.{one}" for one in ("proof.json", "audit.json", ".content-checked")),
+    ],
 )
 def test_half_a_file_of_a_killed_publish_does_not_stop_the_next_one(site, name):
     """Only its owner may read it, which a release with such a file would be refused for."""

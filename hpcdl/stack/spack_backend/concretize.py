@@ -11,7 +11,6 @@ import hashlib
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl import facts
@@ -29,45 +28,27 @@ Say = Callable[[str], None]
 _PARTS = ("spack_repo", "defaults")
 
 
-@dataclass(frozen=True)
-class SpackWork:
-    """Where an environment is solved: `root`, and the files to write below it."""
-
-    root: Path
-    environment: SpackEnvironment
-    files: Mapping[Path, str]
-
-    @property
-    def changed(self) -> list[Path]:
-        """The files that are not yet as they should be."""
-        return [
-            path
-            for path, text in self.files.items()
-            if not path.exists() or path.read_text() != text
-        ]
+def files_of(site: Site, wanted: SpackEnvironment, root: Path, partition: str) -> dict[Path, str]:
+    """The files of a site's environment below `root`; its partitions are like `partition`."""
+    return {
+        root / "environments" / wanted.name / "spack.yaml": spack_yaml.render(wanted),
+        root / "site.yaml": spack_yaml.render_site(site, site.partition(partition)),
+    }
 
 
-def site_work(site: Site, wanted: SpackEnvironment, where: Path, partition: str) -> SpackWork:
-    """Return the files of a site's environment; its partitions are like `partition`."""
-    environment = where / "environments" / wanted.name / "spack.yaml"
-    scope = spack_yaml.render_site(site, site.partition(partition))
-    files = {environment: spack_yaml.render(wanted), where / "site.yaml": scope}
-    return SpackWork(where, wanted, files)
-
-
-def render_work(work: SpackWork) -> None:
-    """Write what changed, and the recipes, so that the directory is complete."""
-    with explain_os_errors(work.root):
+def write_files(root: Path, files: Mapping[Path, str]) -> None:
+    """Write them and the recipes, so that the directory is complete."""
+    with explain_os_errors(root):
         for part in _PARTS:
-            shutil.rmtree(work.root / part, ignore_errors=True)
+            shutil.rmtree(root / part, ignore_errors=True)
             ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(folder("spack") / part, work.root / part, ignore=ignored)
-    for path in work.changed:
-        write_atomic(path, work.files[path])
+            shutil.copytree(folder("spack") / part, root / part, ignore=ignored)
+    for path, text in files.items():
+        write_atomic(path, text)
 
 
 def shipped_recipes() -> dict[str, str]:
-    """The digests of the files that `render_work` copies: the recipes and the defaults."""
+    """The digests of the files that `write_files` copies: the recipes and the defaults."""
     shipped = folder("spack")
     return {
         str(path.relative_to(shipped)): hashlib.sha256(path.read_bytes()).hexdigest()

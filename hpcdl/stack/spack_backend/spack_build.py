@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +25,6 @@ from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend import tool
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt
-from hpcdl.stack.spack_backend.concretize import SpackWork
 from hpcdl.stack.spack_backend.environment import SpackEnvironment, environment_of
 from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, Show, install
 from hpcdl.stack.spack_backend.tool import Spack
@@ -37,16 +37,20 @@ _STAMP = ".solved"
 
 @dataclass(frozen=True)
 class SpackPlan(ReleasePlan):
-    """The plan of a build with Spack; `release_id` is None until the environment is solved."""
+    """The plan of a build with Spack; `release_id` is None until the environment is solved.
+
+    `files` are to be written below `folder` before that.
+    """
 
     environment: SpackEnvironment
-    work: SpackWork
+    folder: Path
+    files: Mapping[Path, str]
     own: str
 
     @property
     def folders(self) -> Folders:
         """Where it is built."""
-        return Folders(self.work.root, self.environment.name)
+        return Folders(self.folder, self.environment.name)
 
     @property
     def lock(self) -> Path | None:
@@ -58,7 +62,7 @@ class SpackPlan(ReleasePlan):
 
     def stamp(self, lock: Path) -> str:
         """Return the digest of a lock file and of its inputs, recipes included."""
-        texts = {str(path): text for path, text in self.work.files.items()}
+        texts = {str(path): text for path, text in self.files.items()}
         # `spack` says which Spack wrote it: an install by another one writes it anew.
         solved = {key: part for key, part in json.loads(lock.read_text()).items() if key != "spack"}
         return digest(texts, solver.shipped_recipes(), solved)
@@ -74,7 +78,7 @@ class SpackPlan(ReleasePlan):
         count = f"{len(tool.read_lock(lock.parent).specs)} " if lock else ""
         return [
             self.environment.why,
-            *(f"write {path}" for path in self.work.changed),
+            *(f"write {path}" for path in self.files),
             *([] if lock else [f"solve {self.environment.name} with Spack"]),
             f"install what is missing of its {count}packages in {store(self.site)}",
             f"put them into the build cache {shared(self.site) / 'buildcache'}",
@@ -108,7 +112,7 @@ class SpackPlan(ReleasePlan):
         return {
             "why": self.environment.why,
             "specs": list(self.environment.specs),
-            "directory": str(self.work.root),
+            "directory": str(self.folder),
         }
 
     def adoption(self) -> Adoption:
@@ -179,8 +183,9 @@ def plan_spack(
     if not alone:
         target = site.partition(names[0]).target
         wanted = replace(wanted, name=f"{request.name}-{wanted.variant}-{target}")
-    work = solver.site_work(site, wanted, shared(site) / wanted.name, names[0])
-    return SpackPlan(site, request, served, wanted, work, own_digest())
+    place = shared(site) / wanted.name
+    files = solver.files_of(site, wanted, place, names[0])
+    return SpackPlan(site, request, served, wanted, place, files, own_digest())
 
 
 def build_spack(plan: SpackPlan, say: Say, show: Show) -> Release:
@@ -196,7 +201,7 @@ def build_spack(plan: SpackPlan, say: Say, show: Show) -> Release:
         return read_release(plan.site, plan.expected().id)
     plan.require_ready()
     say(plan.environment.why)
-    with shared_lock(plan.work.root / ".lock", wait_seconds=10):
+    with shared_lock(plan.folder / ".lock", wait_seconds=10):
         return _build(plan, BuildCache.of_site(plan.site), say, show)
 
 
@@ -233,14 +238,14 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
         f"  source_cache: '{shared(plan.site) / 'downloads'}'\n"
     )
     settings = {"config.yaml": config, **cache.settings()}
-    spack = tool.open_spack(plan.work.root, where.build / "scope", settings)
-    site = {"HPCDL_SPACK_SITE": str(plan.work.root / "site.yaml")}
+    spack = tool.open_spack(plan.folder, where.build / "scope", settings)
+    site = {"HPCDL_SPACK_SITE": str(plan.folder / "site.yaml")}
     return replace(spack, env={**spack.env, **site})
 
 
 def _solve(plan: SpackPlan, say: Say) -> None:
-    solver.render_work(plan.work)
-    lock = solver.concretize(plan.work.root, plan.environment, say)
+    solver.write_files(plan.folder, plan.files)
+    lock = solver.concretize(plan.folder, plan.environment, say)
     if differ := solver.differences(plan.environment, lock):
         raise CheckFailed(
             f"Spack solved '{plan.environment.name}' with other versions than the resolution",
