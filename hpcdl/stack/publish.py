@@ -37,7 +37,8 @@ Say = Callable[[str], None]
 _WAIT_SECONDS, SOON_SECONDS = 3600, 10.0
 """How long a publish waits for another one, and a rollback for whoever switches."""
 _WRITTEN = (PROOF_FILE, CYCLONEDX_FILE, AUDIT_FILE, AUDIT_LIST, CHECKED_FILE)
-"""What publishes and `stack sbom` write into a release; killed ones leave parts of these that only we may read."""
+"""What publishes and `stack sbom` write into a release; killed ones leave parts of these that only
+we may read."""
 
 
 @dataclass(frozen=True)
