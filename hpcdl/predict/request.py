@@ -543,7 +543,7 @@ def _precision(request: ScalingRequest, run: MeasuredRun | None, machine: Machin
         usual = "amp" if request.plan else "fp32"
         return asked or results.trained_precision(usual, machine.compute)
     found = results.trained_precision(run.precision, machine.compute, compress=run.compress)
-    if asked and not results.alike(asked, found):
+    if asked and rate.units_of(asked) != rate.units_of(found):
         raise _other(run, f"the precision '{found}', not '{asked}'", "precision")
     return asked or found
 
@@ -573,10 +573,9 @@ def _measured(request: ScalingRequest, work: Workload) -> Sequence[MeasuredLoss]
     groups: dict[tuple[int, int], list[float]] = {}
     for run in request.runs if request.result and not request.plan else ():
         if run.training != request.runs[0].training:
-            what = "model, batch, precision, compression and image size"
             raise BadInput(
-                f"{run.origin} measured {run.described}, and {request.result} did not",
-                hint=f"give runs of the same {what}, or one run",
+                f"{run.origin} and {request.result} are of different trainings",
+                hint="give runs of one model, batch, precision, compression and image size",
             )
         if (run.model, run.batch) == (work.net.name, work.batch) and run.ranks > 1:
             groups.setdefault((run.ranks, run.nodes), []).append(run.step)

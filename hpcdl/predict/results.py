@@ -127,13 +127,6 @@ class MeasuredRun:
         """Return what repeated runs of one training share."""
         return self.model, self.batch, self.precision, self.compress, self.size
 
-    @property
-    def described(self) -> str:
-        """The training as a line of text."""
-        size = f", {self.size} pixels" if self.size else ""
-        compressed = ", compressed" if self.compress else ""
-        return f"'{self.model}' at batch {self.batch}, {self.precision}{compressed}{size}"
-
 
 def read_result(path: Path) -> MeasuredRun:
     """Read a result.json of `hpcdl train`; one that measured nothing is a `BadInput`."""
@@ -178,11 +171,6 @@ def trained_precision(name: str, compute: str | None, *, compress: bool = False)
         return "fp16" if compress else "amp"
     multiplied = bool(compute) and float(compute or 0) >= _TF32_SINCE
     return "tf32" if name == "tf32" or multiplied else "fp32"
-
-
-def alike(one: str, other: str) -> bool:
-    """Return whether two precisions use the same units: amp and fp16 do."""
-    return one == other or {one, other} == {"amp", "fp16"}
 
 
 # ---- runs of several GPUs: what they lost is worth more than any theory ----

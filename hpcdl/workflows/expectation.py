@@ -252,7 +252,8 @@ def last_results(
 
 def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) -> bool:
     """Whether a step of a run predicts the time of a step of a request."""
-    from hpcdl.predict.results import alike, trained_precision
+    from hpcdl.predict.rate import units_of
+    from hpcdl.predict.results import trained_precision
 
     options = run.options
     usual = trained_precision("fp32", asked.partition.gpu and asked.partition.gpu.compute)
@@ -262,7 +263,7 @@ def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) ->
         options.delay_ms == 0
         and (options.model, options.image_size) == (asked.model, asked.size)
         and (job is None or (options.xla, options.accumulate) == (job.xla, job.accumulate))
-        and alike(wanted, _precision(options, asked.partition))
+        and units_of(wanted) == units_of(_precision(options, asked.partition))
         and run.batch <= 2 * batch <= 4 * run.batch
     )
 
