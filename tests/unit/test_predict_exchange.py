@@ -21,24 +21,15 @@ def took(machine, local, nodes, size):
 
 def a_check(folder, machine, local, nodes, wait=0.0, **changes):
     """What the check writes where its messages take as long as on `machine`, and `wait` each."""
-    ranks = local * nodes
-    seconds = {size: wait + took(machine, local, nodes, size) for size in SIZES}
-    rates = {
-        str(size): size / time * 2 * (ranks - 1) / ranks / 1e9 for size, time in seconds.items()
-    }
-    result = {
-        "schema": 2,
-        "kind": "allreduce",
-        "job": {"partition": "p100"},
-        "layout": {
-            "ranks": ranks,
-            "hosts": [f"n{rank // local}" for rank in range(ranks)],
-            "gpu_per_rank": 1,
-        },
-        "summary": {"bus_gbs": rates},
-    }
+    ranks, rates = local * nodes, {}
+    for size in SIZES:
+        rates[str(size)] = size / (wait + took(machine, local, nodes, size)) / 1e9
+        rates[str(size)] *= 2 * (ranks - 1) / ranks
+    hosts = [f"n{rank // local}" for rank in range(ranks)]
+    layout = {"ranks": ranks, "hosts": hosts, "gpu_per_rank": 1}
+    check = {"schema": 2, "kind": "allreduce", "job": {"partition": "p100"}, "layout": layout}
     path = folder / f"allreduce-{local}-{nodes}.json"
-    path.write_text(json.dumps({**result, **changes}))
+    path.write_text(json.dumps({**check, "summary": {"bus_gbs": rates}, **changes}))
     return path
 
 

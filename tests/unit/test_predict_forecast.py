@@ -477,19 +477,6 @@ def test_partitions_are_compared_with_a_verdict_in_one_table(hpcdl, tmp_path):
     assert (tmp_path / "both.svg").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--one", "9"], "a measured rate is of one partition"),
-        (["--price", "k80=1"], "the partition 'p100' has no price"),
-        (["--price", "v100=1"], "'v100' is not among the predicted partitions"),
-        (["--price", "x"], "a GPU-hour cannot cost 'x'"),
-    ],
-)
-def test_a_comparison_that_cannot_be_made_is_refused(hpcdl, words, says):
-    assert says in hpcdl(*COMPARED, *words, code=2).err
-
-
 def test_the_state_of_the_weights_needs_memory():
     assert Workload(network("mpt_7b", 2048), 1, "amp", "ddp").memory_bytes(8) > 6.6e9 * 16
 
