@@ -1,7 +1,5 @@
 """One command, no roles: speed-up of ResNet-50 from 1 GPU to 32."""
 
-from collections.abc import Iterator
-
 from hpcdl.api import study
 
 ALIYUN = "Alibaba Cloud one-click TensorFlow (li shanshan / you liang)"
@@ -77,7 +75,7 @@ def judge_full(results: study.Results) -> None:
         assert results.where(run="digits").metric("accuracy") >= 0.9
 
 
-def report(results: study.Results) -> Iterator[study.Part]:
+def report(results: study.Results) -> study.Parts:
     training, learning, exchange, container = (
         results.where(run=run) for run in ("training", "learning", "exchange", "container")
     )

@@ -1,7 +1,5 @@
 """Feed the GPUs, bind them right: CheXNet with the old and with the new input pipeline."""
 
-from collections.abc import Iterator
-
 from hpcdl.api import study
 
 DELL = 'Dell EMC "Deep Learning Performance Scale-Out" guide (TF 1.10 vs 1.14)'
@@ -15,6 +13,9 @@ PROGRAMS = {
     "new": study.Program("horovod"),
     "old": study.Program("horovod", ["python", study.example("strategies/old_pipeline.py")]),
 }
+LEARN = f"{SMALL} --steps=300 --lr=0.05 --checkpoint-every=0"
+UNBOUND = study.Surroundings({"SLURM_CPU_BIND": "none"})
+BOTH, BINDING = "framework=new,old", "environment=bound,unbound framework=new"
 FULL = "--model=chexnet --batch-per-rank=64"
 
 
@@ -41,7 +42,7 @@ def judge_full(results: study.Results) -> None:
         assert new.metric("auroc") >= 0.80
 
 
-def report(results: study.Results) -> Iterator[study.Part]:
+def report(results: study.Results) -> study.Parts:
     training = results.where(run="training")
     yield study.rate(training, "Throughput")
     yield study.speedup(training, "Speed-up", PUBLISHED)
@@ -61,10 +62,7 @@ STUDY = study.Study(
     "process per GPU: TensorFlow 1.13.1 opened every GPU in every process.",
     series=["framework"],
     frameworks=PROGRAMS,
-    environments={
-        "bound": study.Surroundings(),
-        "unbound": study.Surroundings({"SLURM_CPU_BIND": "none"}),
-    },
+    environments={"bound": study.Surroundings(), "unbound": UNBOUND},
     report=report,
     published=PUBLISHED,
     small=study.Scale(
@@ -87,22 +85,15 @@ STUDY = study.Study(
         jobs=[
             study.Jobs(
                 "training",
-                "framework=new,old gpus=1,2,4",
+                f"{BOTH} gpus=1,2,4",
                 TWENTY,
                 exclude=["framework=old gpus=4"],
                 data="chests",
                 reads=study.Reads(10),
                 predict=[8, 16],
             ),
-            study.Jobs(
-                "learning",
-                "framework=new gpus=2",
-                f"{SMALL} --steps=300 --lr=0.05 --checkpoint-every=0",
-                data="glimpses",
-            ),
-            study.Jobs(
-                "binding", "environment=bound,unbound framework=new gpus=4", TWENTY, data="chests"
-            ),
+            study.Jobs("learning", "framework=new gpus=2", LEARN, data="glimpses"),
+            study.Jobs("binding", f"{BINDING} gpus=4", TWENTY, data="chests"),
         ],
     ),
     full=study.Scale(
@@ -113,14 +104,14 @@ STUDY = study.Study(
         jobs=[
             study.Jobs(
                 "training",
-                "framework=new,old gpus=1,2,4,8,16 partition=v100",
+                f"{BOTH} gpus=1,2,4,8,16 partition=v100",
                 f"{FULL} --epochs=10",
                 data="chests",
                 predict=[32],
             ),
             study.Jobs(
                 "binding",
-                "environment=bound,unbound framework=new gpus=4,16 partition=v100",
+                f"{BINDING} gpus=4,16 partition=v100",
                 f"{FULL} --steps=600 --warmup-steps=100 --checkpoint-every=0",
                 data="chests",
                 minutes=240,

@@ -1,7 +1,5 @@
 """Where the time of a step goes, and whether a model of it predicts how training scales."""
 
-from collections.abc import Iterator
-
 from hpcdl.api import study
 
 NETWORKS = "model=alexnet,googlenet,resnet50"
@@ -45,7 +43,7 @@ def judge_full(results: study.Results) -> None:
         assert results.prediction_error() <= 0.04
 
 
-def report(results: study.Results) -> Iterator[study.Part]:
+def report(results: study.Results) -> study.Parts:
     yield study.phases(results, "Phases of a step")
     yield study.speedup(results, "Measured against the model", PUBLISHED)
 

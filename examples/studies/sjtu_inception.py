@@ -1,7 +1,5 @@
 """One module, any partition. Two generations of nodes that differ in how their GPUs talk."""
 
-from collections.abc import Iterator
-
 from hpcdl.api import study
 
 OVER = "gpus=1,2,4 partition=p100,v100"
@@ -44,7 +42,7 @@ def judge_full(results: study.Results) -> None:
         assert results.efficiency(4) >= 0.95
 
 
-def report(results: study.Results) -> Iterator[study.Part]:
+def report(results: study.Results) -> study.Parts:
     yield study.rate(results, "Throughput")
     yield study.speedup(results, "Speed-up", PUBLISHED)
 

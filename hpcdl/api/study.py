@@ -8,6 +8,7 @@ STUDY = study.Study(title=..., question=..., small=study.Scale(...), full=study.
 from hpcdl.system.chart import Curve, Panel, Segment
 from hpcdl.workflows.study.charts import (
     Part,
+    Parts,
     ResultTable,
     efficiency,
     learning,
@@ -41,6 +42,7 @@ __all__ = [
     "Jobs",
     "Panel",
     "Part",
+    "Parts",
     "Program",
     "Published",
     "Reads",

@@ -36,6 +36,7 @@ class ResultTable:
 
 
 Part = Panel | ResultTable
+Parts = Iterator[Part]
 """What a report has besides its tables of all cells."""
 
 
