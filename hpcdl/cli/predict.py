@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Group, command, show, the_site
 from hpcdl.system.errors import BadInput, ExitCode
@@ -56,14 +56,6 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     configure(parser.add_argument_group("transformers that are split"), ModelSplit)  # type: ignore[arg-type]
 
 
-def _values(cls: type, args: argparse.Namespace) -> dict[str, Any]:
-    """The values that options give to a class's fields."""
-    from hpcdl.system.declare import entries, typed
-
-    given = typed(cls, args)
-    return {one.name: one.read(given[one.key]) for one in entries(cls) if one.key in given}
-
-
 def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]:
     """Return the options' request, and the defaults that are used.
 
@@ -71,8 +63,9 @@ def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]
     """
     from hpcdl.predict.request import ScalingRequest
     from hpcdl.predict.results import is_exchange, place_of, read_sound
+    from hpcdl.system.declare import typed, values_of
 
-    values = _values(ScalingRequest, args)
+    values = values_of(ScalingRequest, typed(ScalingRequest, args))
     files = [(Path(path), read_sound(Path(path))) for path in args.calibrate if path != _NONE]
     runs = [path for path, value in files if not is_exchange(value)]
     site, measured = the_site(args), [place_of(value).partition for _, value in files]
@@ -138,8 +131,9 @@ def _on_shared_cores(request: ScalingRequest) -> ScalingRequest:
 def _plan(args: argparse.Namespace) -> ModelSplit | None:
     """Return how a transformer is split; None if no option of it is given."""
     from hpcdl.predict.split import ModelSplit
+    from hpcdl.system.declare import typed, values_of
 
-    given = _values(ModelSplit, args)
+    given = values_of(ModelSplit, typed(ModelSplit, args))
     flow = {"micro_batches": _FLOW * given["stages"]} if given.get("stages", 1) > 1 else {}
     return ModelSplit(**{**flow, **given}) if given else None
 
