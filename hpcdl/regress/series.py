@@ -11,25 +11,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hpcdl.regress.drift import Analysis, Change
+from hpcdl.regress.answer import describe
+from hpcdl.regress.drift import Analysis
 from hpcdl.regress.identity import LARGEST, Night
 from hpcdl.regress.verdict import number
 from hpcdl.system.errors import BadInput
 from hpcdl.system.safe_read import read_regular
-from hpcdl.system.text import count_of, table
+from hpcdl.system.text import count_of
 
 COLUMNS = ("date", "value", "release", "driver", "node")
-_HEADER = (
-    "what",
-    "began",
-    "between",
-    "seen",
-    "ended",
-    "before",
-    "after",
-    "change",
-    "changed with it",
-)
 _SHOWN_FAULTS = 10
 _MOST_BYTES = 20_000_000
 
@@ -81,35 +71,34 @@ def _columns(path: Path, header: Sequence[str]) -> list[str]:
 
 
 def analysis_text(analysis: Analysis) -> str:
-    """An analysis for a person."""
+    """An analysis for a person, each change in the words of the gate."""
     lines = [
         f"{count_of(analysis.nights, 'night')}, level {number(analysis.level)}, "
         f"spread {analysis.spread:.1%}"
     ]
     if not analysis.enough:
         lines.append("INSUFFICIENT-DATA: too few nights to see a change")
-    if analysis.changes:
-        lines.append(table([_row(change) for change in analysis.changes], _HEADER))
-    elif analysis.enough:
-        lines.append("no change")
+    lines += [
+        f"{one.word}, seen on {one.seen}, began {one.earliest} to {one.latest}: {describe(one)}"
+        for one in analysis.changes
+    ] or ["no change"] * analysis.enough
     if analysis.warning:
         lines.append("the last change is not sure yet: more nights are needed")
-    lines += [f"slow node: {node}" for node in analysis.slow_nodes]
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"slow node: {node}" for node in analysis.slow_nodes)])
 
 
 def analysis_data(analysis: Analysis) -> dict[str, Any]:
     """An analysis for JSON; dates are dates."""
+    changes = [
+        {**asdict(one), "kind": one.word, "change": round(one.change, 5)}
+        for one in analysis.changes
+    ]
+    now = {"alarm": analysis.alarm, "warning": analysis.warning}
     return {
         "schema": 1,
-        **{name: getattr(analysis, name) for name in ("nights", "enough", "level", "spread")},
-        "changes": [
-            {**asdict(one), "kind": one.word, "change": round(one.change, 5)}
-            for one in analysis.changes
-        ],
-        "alarm": analysis.alarm.kind.value if analysis.alarm else None,
-        "warning": analysis.warning.kind.value if analysis.warning else None,
-        "slow_nodes": list(analysis.slow_nodes),
+        **asdict(analysis),
+        "changes": changes,
+        **{name: one.kind.value if one else None for name, one in now.items()},
     }
 
 
@@ -140,17 +129,3 @@ def _date(text: str) -> date:
         return datetime.fromisoformat(text.replace("Z", "+00:00")).date()
     except ValueError:
         raise ValueError(f"date {text[:40]!r} is not like 2026-01-31") from None
-
-
-def _row(change: Change) -> list[str]:
-    return [
-        change.word,
-        str(change.began),
-        f"{change.earliest} .. {change.latest}",
-        str(change.seen),
-        str(change.ended or "-"),
-        number(change.before),
-        number(change.after),
-        f"{change.change:+.1%}",
-        ", ".join(change.suspects) or "-",
-    ]

@@ -17,8 +17,8 @@ SEED = "not the benchmark's"
 def test_a_drop_is_seen_and_healthy_series_are_left_alone(kind):
     """Of 1,800 healthy nights a detector of 1 in 1,000 may speak of two, not of seven."""
     rng = random.Random(f"{SEED} {kind}")
-    assert sum(len(told(series(kind, rng, 3))) for _ in range(12)) <= 6
-    seen = [told(series(kind, rng, 3, drop(0.05))) for _ in range(10)]
+    assert sum(len(told(runs_of(series(kind, rng, 3)).nights)) for _ in range(12)) <= 6
+    seen = [told(runs_of(series(kind, rng, 3, drop(0.05))).nights) for _ in range(10)]
     assert sum(any(night > CHANGE_AT // 2 for night in nights) for nights in seen) >= 9
 
 
@@ -33,7 +33,10 @@ def test_a_drop_is_seen_and_healthy_series_are_left_alone(kind):
 )
 def test_a_drop_is_seen_within_a_few_nights(kind, runs, size, nights, seen, of):
     rng = random.Random(f"{SEED} within {kind}")
-    each = [told(series(kind, rng, runs, drop(size), CHANGE_AT + nights)) for _ in range(of)]
+    each = [
+        told(runs_of(series(kind, rng, runs, drop(size), CHANGE_AT + nights)).nights)
+        for _ in range(of)
+    ]
     assert sum(any(night >= CHANGE_AT for night in one) for one in each) >= seen
 
 
