@@ -99,7 +99,7 @@ def checked(
         BadInput: everything that is wrong with the job, at once.
         MissingPrerequisite: only the release is missing.
     """
-    from hpcdl.jobs.program import check_data, check_image_name, check_program
+    from hpcdl.jobs.program import check_image_name, check_program
     from hpcdl.jobs.script import check_request
 
     faults: list[HpcdlError] = []
@@ -109,7 +109,6 @@ def checked(
         lambda: check_words(spec.program, queued=queued),
         lambda: _check_datasets(site, spec),
         lambda: check_program(Path.cwd(), spec, loaded, queued=queued),
-        lambda: check_data(spec) if queued else None,
         lambda: check_image_name(site.container, spec.container),
     ]
     if module is None:

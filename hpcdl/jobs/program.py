@@ -212,6 +212,9 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
         brought = bool(spec.container or (module.names and module.release is None))
         _check_first(spec, there=inside or _is_there(work / argv[0]), brought=brought)
     check_image(folder, spec.container)
+    if queued and spec.data and not Path(spec.data).exists():
+        hint = "`hpcdl data make` writes one; `hpcdl job render` does not ask for it"
+        raise BadInput(f"there is no data set {spec.data}", hint=hint)
     if spec.chdir and not spec.chdir.is_dir():
         raise NotHere(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
     if not argv or spec.container:
@@ -294,13 +297,6 @@ def check_image_name(runtime: str | None, image: str | None) -> None:
     if runtime == "apptainer" and ":" in image and "://" not in image:
         hint = f"write --container docker://{image}"
         raise BadInput(f"Apptainer finds no image {image}", hint=hint)
-
-
-def check_data(spec: JobSpec) -> None:
-    """Raise BadInput for a data set that is not on the file system, which nodes share."""
-    if spec.data and not Path(spec.data).exists():
-        hint = "`hpcdl data make` writes one; `hpcdl job render` does not ask for it"
-        raise BadInput(f"there is no data set {spec.data}", hint=hint)
 
 
 def _has_file(folder: Path, module: str) -> bool:

@@ -21,7 +21,6 @@ from typing import Any
 
 from hpcdl.jobs import environment
 from hpcdl.jobs.intent import embedded_cluster, links, locate, revoke
-from hpcdl.jobs.program import check_data
 from hpcdl.jobs.script import JobScript, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.records import JOB
@@ -101,7 +100,6 @@ def submit(
         Unconfirmed: it is unknown whether Slurm accepted it; `settle` finds out.
         MissingPrerequisite: Slurm does not answer, or the directory cannot be written.
     """
-    check_data(spec)
     script, placed = place(site, spec, module)
     assert placed.job_dir is not None
     record = _record(site, placed, module, script)

@@ -16,7 +16,6 @@ from typing import Any
 
 from hpcdl.jobs import environment, sweep
 from hpcdl.jobs.intent import embedded_cluster, locate, of_this_cluster, revoke
-from hpcdl.jobs.program import check_data
 from hpcdl.jobs.script import JobScript
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.sweep import Manifest, Request, SweepArray, SweepPoint, point_folder
@@ -112,8 +111,6 @@ def submit(
             unless only nodes that are down kept Slurm from checking.
         MissingPrerequisite: the directory is another user's.
     """
-    for point in points[:1]:
-        check_data(point.spec)
     with files.locked(folder / ".lock"):
         require_own(folder)
         manifest = sweep.read_manifest(folder)
