@@ -15,16 +15,9 @@ def limits_of(partition: Partition) -> PartitionLimits:
 
 def cluster_of(site: Site) -> Cluster:
     """Return the cluster that a site file describes."""
-    groups = [group for part in site.partitions.values() for group in part.node_groups]
-    gpus = [group.gpu for group in groups if group.gpu]
-    typed = all(gpu.gres_type for gpu in gpus)
-    features = {name for group in groups for name in group.features}
-    complete = all(group.features for group in groups)
     return Cluster(
         where=f"'{site.name}'",
         partitions=frozenset(site.partitions),
-        gpu_types=frozenset(gpu.gres_type or "" for gpu in gpus) if gpus and typed else None,
-        features=frozenset(features) if complete else None,
         plugin_options=frozenset(site.slurm.plugin_options) or None,
         settings={
             "SelectType": f"select/{site.slurm.select or ''}",

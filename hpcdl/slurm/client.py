@@ -227,16 +227,6 @@ def sees_all_jobs() -> bool:
     return level in {("Operator",), ("Administrator",)}
 
 
-def own_accounts() -> tuple[str, ...]:
-    """Return the accounts that this user may charge; none if accounting does not list them."""
-    return _accounting("association", f"user={user_name()}", "format=Account")
-
-
-def all_qos() -> tuple[str, ...]:
-    """Return every quality of service; none if accounting does not list them."""
-    return _accounting("qos", "format=Name")
-
-
 def qos_limits(names: Collection[str]) -> tuple[QosLimits, ...]:
     """Return the limits of these qualities of service; none if accounting does not list them."""
     if not names:

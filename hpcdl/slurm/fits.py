@@ -68,27 +68,18 @@ class ResourceRequest(NamedTuple):
     mpi: str = ""
 
 
-Names = frozenset[str] | None
-"""The existing names; None if unknown."""
-
-
 @dataclass(frozen=True)
 class Cluster:
-    """The names of a cluster's things, its settings, and what its partitions allow.
+    """The names of a cluster's partitions, its settings, and what its partitions allow.
 
-    `gpu_types` are types in Gres (`p100` of gpu:p100:4), `plugin_options` the long options, without
-    dashes, that plug-ins (SPANK) add, `settings` what is known of slurm.conf: all, little or none.
-    `default` is the partition of jobs that name none.
+    `plugin_options` are the long options, without dashes, that plug-ins (SPANK) add, `settings`
+    what is known of slurm.conf: all, little or none. `default` is the partition of jobs that name
+    none. Names are None if unknown.
     """
 
     where: str = ""
-    partitions: Names = None
-    accounts: Names = None
-    qos: Names = None
-    gres: Names = None
-    gpu_types: Names = None
-    features: Names = None
-    plugin_options: Names = None
+    partitions: frozenset[str] | None = None
+    plugin_options: frozenset[str] | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     limits: Mapping[str, PartitionLimits] = field(default_factory=dict)
     default: str = ""

@@ -19,18 +19,10 @@ def live_cluster() -> Cluster:
         MissingPrerequisite: there is none, or it does not answer.
     """
     config, nodes, partitions = client.config(), client.nodes(), client.partitions()
-    gres = [entry for node in nodes for entry in node.gres.split(",") if entry]
-    gpu_types = {kind for node in nodes for kind, _ in node.gpus if kind}
     mpi = _mpi()
-    enforced = "associations" in config.get("AccountingStorageEnforce", "").lower()
     return Cluster(
         where=f"'{config['ClusterName'].split()[0]}'",
         partitions=frozenset(partition.name for partition in partitions),
-        accounts=(frozenset(client.own_accounts()) or None) if enforced else None,
-        qos=(frozenset(client.all_qos()) or None) if enforced else None,
-        gres=frozenset(entry.partition(":")[0].partition("(")[0] for entry in gres),
-        gpu_types=frozenset(gpu_types) or None,
-        features=frozenset(name for node in nodes for name in node.features),
         plugin_options=frozenset(client.plugin_options()),
         settings=config,
         limits={

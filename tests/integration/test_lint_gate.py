@@ -20,7 +20,7 @@ from tests.integration.conftest import Shell
 from tests.unit.lint.test_values import TRIED, TRIED_BY_SLURMCTLD
 
 pytestmark = pytest.mark.cluster
-LIKE_LIVE = Cluster(plugin_options=frozenset(), gres=frozenset({"gpu"}))
+LIKE_LIVE = Cluster(plugin_options=frozenset())
 _SYNTAX = re.compile("Invalid job array specification|Job dependency problem")
 _NO_SYNTAX = re.compile("error opening file|can't be reached")
 _LARGE = re.compile(r"SBATCH.*(?:--array[= ]|-a ?).*\d{4}")

@@ -50,11 +50,14 @@ def test_a_task_of_an_array_empties_the_log_of_those_before_it(machine, logged):
 
 def test_what_a_live_slurm_has_not_is_refused_by_it_and_found(machine):
     path = machine.folder / "unknown.sh"
-    path.write_text(UNKNOWN)
-    done = machine(HPCDL, "job", "lint", "--live", "--json", path)
-    assert done.returncode == 1, done.stderr
-    found = {one["rule"] for one in json.loads(done.stdout)["files"][0]["findings"]}
-    assert {"partition-unknown", "gres-unknown", "feature-unknown", "option-misspelt"} <= found
+    wanted = {"partition-unknown", "option-misspelt", "sbatch-refuses"}
+    for partition, rules in (("cpus", wanted), ("p100", wanted - {"partition-unknown"})):
+        path.write_text(UNKNOWN.replace("cpus", partition))
+        done = machine(HPCDL, "job", "lint", "--live", "--json", path)
+        assert done.returncode == 1, done.stderr
+        found = {one["rule"] for one in json.loads(done.stdout)["files"][0]["findings"]}
+        assert rules <= found
+        assert ("partition-limit" in found) == (partition == "p100")
     for option, said in (("--constraint=haswell", "feature"), ("--partition=cpus", "partition")):
         assert f"nvalid {said}" in machine("sbatch", option, "--wrap=true").stderr
 

@@ -424,7 +424,7 @@ CASES = {
         "partition-unknown", "--partition=p10", "true", "nvalid partition", gpus=False
     ),
     "GPUs that are not there": Case(
-        "gres-unknown",
+        "partition-limit",
         "--gres=gpu:v100:1",
         "true",
         "Invalid generic resource|node configuration is not available",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Option, read_options
 from hpcdl.jobs.lint.parse import CONTINUED, BatchScript, SourceLine, directive_words
 from hpcdl.jobs.lint.shell import names
-from hpcdl.slurm.fits import Names, misfits
+from hpcdl.slurm.fits import misfits
 from hpcdl.slurm.options import known_options, letters, prefixes
 from hpcdl.slurm.rules import SlurmRelease, Span, all_rules, mpi_plugins, span
 from hpcdl.system.text import nearest, one_of
@@ -349,8 +349,6 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
 _MEANT_GB = frozenset((*range(1, 65), 96, 128))
 """Numbers of megabytes that probably mean gigabytes; 100 and 250 occur in small examples."""
-_FEATURE = re.compile(r"[^&|,()\[\]!*\s]+(?=$|[&|,()\[\]!*\s])")
-_COUNT = re.compile(r"\*\d+")
 
 
 @checks("option-value")
@@ -408,42 +406,17 @@ _HUNGRY = re.compile(
 )
 
 
-@checks("partition-unknown", "account-unknown", "qos-unknown", "feature-unknown", "gres-unknown")
-def names_of_the_cluster(job: Job) -> Iterator[Hit]:
-    """Partitions, accounts, QOS, features, types of GPUs and GRES that the cluster has not."""
-    cluster = job.cluster
-    for name, rule, existing in (
-        ("partition", "partition-unknown", cluster.partitions),
-        ("account", "account-unknown", cluster.accounts),
-        ("qos", "qos-unknown", cluster.qos),
-    ):
-        for _, _, option in job.given(name):
-            yield from _unknown(job, rule, option, option.text.split(","), existing)
-    for _, _, option in job.given("constraint"):
-        names = _FEATURE.findall(_COUNT.sub("", option.text))
-        yield from _unknown(job, "feature-unknown", option, names, cluster.features)
-    for _, options in job.commands_at():
-        for request in options.gpus:
-            kind = [request.kind]
-            yield from _unknown(job, "gres-unknown", request.option, kind, cluster.gpu_types)
-    gres = cluster.gres and cluster.gres | {"none", "gres"}
-    for _, _, option in job.given("gres"):
-        parts = (part.removeprefix("gres:") for part in option.text.lower().split(","))
-        names = [re.split("[:=]", part)[0] for part in parts]
-        yield from _unknown(job, "gres-unknown", option, names, gres)
-
-
-def _unknown(
-    job: Job, rule: str, option: Option, names: Iterable[str], existing: Names
-) -> Iterator[Hit]:
-    if existing is None:
-        return
-    for name in filter(None, map(str.strip, names)):
-        if name not in existing:
-            close = nearest(name, existing)
-            there = f"{job.cluster.where} has {', '.join(sorted(existing)[:8]) or 'none'}"
-            guess = f"did you mean '{close}'?" if close else there
-            yield at(rule, option, f"'{name[:60]}'; {guess}")
+@checks("partition-unknown")
+def unknown_partitions(job: Job) -> Iterator[Hit]:
+    """Partitions that the cluster has not; of what they have, partition-limit tells."""
+    known = job.cluster.partitions
+    for _, _, option in job.given("partition") if known is not None else ():
+        for name in filter(None, map(str.strip, option.text.split(","))):
+            if known is not None and name not in known:
+                close = nearest(name, known)
+                there = f"{job.cluster.where} has {', '.join(sorted(known)[:8]) or 'none'}"
+                guess = f"did you mean '{close}'?" if close else there
+                yield at("partition-unknown", option, f"'{name[:60]}'; {guess}")
 
 
 @checks("linear-per-task-gres")

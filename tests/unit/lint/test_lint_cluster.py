@@ -7,18 +7,16 @@ import pytest
 from hpcdl.jobs.limits import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.site import load_site
-from hpcdl.slurm.fits import Cluster
+from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits
 
 MATRIX = Path(__file__).parents[2] / "matrix" / "site.yaml"
-NAMES = {
-    "partitions": "p100 cpu",
-    "accounts": "physics",
-    "qos": "normal long",
-    "gres": "gpu nvme",
-    "gpu_types": "p100",
-    "features": "skylake ib-fdr",
-}
-PI = Cluster(where="'pi'", **{key: frozenset(names.split()) for key, names in NAMES.items()})
+P100 = NodeKind(2, 16, 61440, {"p100": 4}, frozenset({"skylake", "ib-fdr"}))
+PI = Cluster(
+    where="'pi'",
+    partitions=frozenset({"p100", "cpu"}),
+    limits={"p100": PartitionLimits("p100", (P100,), qos=frozenset({"normal", "long"}))},
+    default="p100",
+)
 
 
 def found(directive, cluster=PI, version="26.05"):
@@ -32,13 +30,10 @@ def found(directive, cluster=PI, version="26.05"):
     [
         ("--partition=p10", "partition-unknown"),
         ("-p cpu,gpu", "partition-unknown"),
-        ("--account=phsyics", "account-unknown"),
-        ("--qos=short", "qos-unknown"),
-        ("--gres=gpu:v100:2", "gres-unknown"),
-        ("--gpus-per-node=v100:2", "gres-unknown"),
-        ("--gres=gpus:2", "gres-unknown"),
-        ("--constraint=broadwell", "feature-unknown"),
-        ('--constraint="[skylake*2|haswell*2]"', "feature-unknown"),
+        ("--qos=short", "partition-limit"),
+        ("--gres=gpu:v100:2", "partition-limit"),
+        ("--gpus-per-node=v100:2", "partition-limit"),
+        ("--constraint=broadwell", "partition-limit"),
     ],
 )
 def test_a_name_that_the_cluster_has_not_is_an_error(directive, rule):
@@ -50,9 +45,8 @@ def test_a_name_that_the_cluster_has_not_is_an_error(directive, rule):
     "directive",
     [
         "-p p100,cpu",
-        "--account=physics",
         "--qos=long",
-        "--gres=gpu:p100:2,nvme:1",
+        "--gres=gpu:p100:2",
         "--gpus=2",
         '--constraint="(skylake&ib-fdr)|skylake*2"',
     ],
@@ -66,10 +60,10 @@ def test_the_nearest_name_is_suggested_else_some_are_shown():
     assert found("-p zzz")["partition-unknown"] == "'zzz'; 'pi' has cpu, p100"
 
 
-def test_a_site_file_says_partitions_and_gpu_types():
+def test_a_site_file_says_partitions_and_what_they_have():
     cluster = cluster_of(load_site(MATRIX))
-    assert (cluster.partitions, cluster.gpu_types) == ({"p100", "cpu"}, {"p100"})
-    assert (cluster.accounts, cluster.qos, cluster.gres, cluster.features) == (None,) * 4
+    assert cluster.partitions == {"p100", "cpu"}
+    assert "has no v100 GPUs" in found("-p p100 --gpus-per-node=v100:1", cluster)["partition-limit"]
 
 
 @pytest.mark.parametrize("asked", ["--ntasks=1 --gpus-per-task=1", "--gpus=2"])
