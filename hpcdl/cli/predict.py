@@ -83,7 +83,9 @@ def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]
         },
     )
     if runs:
-        return _on_shared_cores(request), ()
+        from hpcdl.workflows.expectation import on_shared_cores
+
+        return on_shared_cores(request), ()
     if args.calibrate or args.images_per_second:
         return request, ()
     return _from_last_run(site, request)
@@ -113,19 +115,7 @@ def _from_last_run(site: Site, request: ScalingRequest) -> tuple[ScalingRequest,
     run = request.result
     used = [f"the site's last run like it, job {run.parent.name}"] if run else []
     used += ["the site's all-reduce check"] if request.exchanges else []
-    return _on_shared_cores(request), tuple(used)
-
-
-def _on_shared_cores(request: ScalingRequest) -> ScalingRequest:
-    """The request with the cores of the machine that emulates all nodes, if one does."""
-    import os
-    from dataclasses import replace
-
-    from hpcdl.slurm.execution import current_or_cluster
-
-    if not request.result or not current_or_cluster().shared_cores:
-        return request
-    return replace(request, cores=os.cpu_count())
+    return request, tuple(used)
 
 
 def _plan(args: argparse.Namespace) -> ModelSplit | None:

@@ -15,6 +15,7 @@ None.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
@@ -212,12 +213,19 @@ def from_site(
     """
     runs = () if asked.plan else last_results(site, asked, job, cpus)
     stated = asked.link_gbs is not None or asked.network_gbs is not None
-    return replace(
+    asked = replace(
         asked,
         result=next(iter(runs), None),
         repeats=runs[1:],
         exchanges=() if stated else links_of(site, asked.partition),
     )
+    return on_shared_cores(asked)
+
+
+def on_shared_cores(asked: ScalingRequest) -> ScalingRequest:
+    """The request with the cores of the machine that emulates all nodes, if one does."""
+    shared = asked.result and current_or_cluster().shared_cores
+    return replace(asked, cores=os.cpu_count()) if shared else asked
 
 
 def last_results(

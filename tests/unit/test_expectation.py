@@ -185,6 +185,17 @@ def test_published_gpus_say_nothing_of_emulated_nodes(three_generations, monkeyp
     assert expect(three_generations, spec) is None
 
 
+def test_ranks_that_share_one_machine_are_expected_to_share_its_cores(busy, monkeypatch):
+    """Twice the ranks were expected to be twice as fast, so that every such job was too slow."""
+    earlier_job(busy, 12)
+    monkeypatch.setattr("hpcdl.workflows.expectation.current_or_cluster", lambda: SINGLE_NODE)
+    for cores, most in ((1, 1.0), (2, 2.0)):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        program = (*TRAIN, "mlp", "--global-batch", "512")
+        found = expected(busy, replace(TINY, tasks_per_node=2, program=program))
+        assert 0.6 * most < found.images_per_second / 5000 <= most
+
+
 @pytest.mark.parametrize(
     "changes",
     [
