@@ -129,10 +129,8 @@ SCENES = {
         },
     ),
     "docs/predict.md": Scene((UP, DIGITS), first={"hpcdl predict --partition cpu": TRAINED}),
-    "docs/studies.md": Scene(
-        (UP,),
+    "docs/evidence/studies.md": Scene(
         left={
-            "export PATH": "this environment",
             "hpcdl study run hkbu-frameworks": "tests/integration/test_study.py",
             "release=": "needs a mirror of Debian",
             "debootstrap": "as above",
@@ -141,6 +139,7 @@ SCENES = {
             "hpcdl study run aliyun-resnet50 --container": "as above",
         },
     ),
+    "docs/studies.md": Scene((UP,), left={"export PATH": "this environment"}),
     "docs/training.md": Scene(
         (UP, IMAGES),
         names={

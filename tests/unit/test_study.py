@@ -78,9 +78,9 @@ def test_a_shipped_study_is_short_and_small_at_its_small_scale(name):
 
 @SHIPPED
 def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(name):
-    """What docs/studies.md says a study repeats, its file has."""
+    """What docs/evidence/studies.md says a study repeats, its file has."""
     study, site = load_study(name), shipped_site("p100-v100-k80")
-    docs = (ROOT / "docs" / "studies.md").read_text()
+    docs = (ROOT / "docs" / "evidence" / "studies.md").read_text()
     (text,) = re.findall(rf"### `{name}`: the original's.*?\n\n(.*?)\n\n", docs, re.S)
     rows = [line.split(" | ") for line in text.splitlines()[2:]]
     assert len(rows) >= 5
