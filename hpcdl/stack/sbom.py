@@ -30,6 +30,7 @@ from urllib.parse import unquote, urlsplit
 from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.stack.release import Release
+from hpcdl.stack.resolve_solver import sort_key as key
 from hpcdl.stack.waivers import WAIVERS_FILE, Waiver, holds, read_waivers, waiver_data
 from hpcdl.stack.wheelhouse import normal_name
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
@@ -246,7 +247,9 @@ def _audited(
                 words = str(one.get("description") or "no description").strip().split("\n")[0]
                 plain = "".join(character for character in words if character.isprintable())
                 waiver = next((waivers[name] for name in names if name in waivers), None)
-                fixed = str(min(one["fix_versions"], default=""))
+                # Fixes of older branches do not help.
+                later = (v for v in map(str, one["fix_versions"]) if key(v) > key(row["version"]))
+                fixed = min(later, key=key, default="")
                 yield Advisory(names[0], names[1:], plain[:200], (str(purl),), fixed, waiver)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise CheckFailed(
@@ -268,7 +271,7 @@ def audit(release: Release, inside: Sequence[BomComponent]) -> str:
         "pip-audit", path=Path(sys.executable).parent
     )
     if program is None:
-        return f"pip-audit is not here; where it is: `pip-audit {ask}`"
+        return f"pip-audit is not here; elsewhere: `pip-audit {ask}`"
     words = ["--disable-pip", "--no-deps", "--progress-spinner", "off", "-f", "json", "-r"]
     found = run([program, *words, listed], check=False, timeout=_AUDIT_SECONDS)
     try:
@@ -276,7 +279,7 @@ def audit(release: Release, inside: Sequence[BomComponent]) -> str:
     except (ValueError, KeyError, TypeError):
         return f"pip-audit failed: {' | '.join(found.last_lines(2))}"
     if skipped == len(rows):
-        return f"pip-audit found no package on its index; where it does: `pip-audit {ask}`"
+        return f"pip-audit found no package on its index; elsewhere: `pip-audit {ask}`"
     write_atomic(answer, found.stdout)
     return f"pip-audit knew {len(rows) - skipped} of {len(rows)} packages"
 

@@ -301,7 +301,7 @@ NUMPY = {
     "vulns": [
         {
             "id": "PYSEC-2099-17",
-            "fix_versions": ["2.4.7"],
+            "fix_versions": ["1.26.5", "2.10.1", "2.4.7"],
             "aliases": ["CVE-2099-1234", "GHSA-w7xq-3c9m-p4r2"],
             "description": "an \x1b[31marray\x07 too far\n\n### Impact",
         }
