@@ -33,7 +33,6 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve_facts import same_generation, serves
-from hpcdl.stack.spack_backend.tool import read_lock
 from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandResult
 
@@ -303,16 +302,11 @@ def nccl_release(code: int) -> str:
 
 def _inside(release: Release) -> _Inside:
     """Its directories, and of one made by Spack the packages, by hash, that it runs with."""
-    folders, hashes = [release.prefix.resolve()], set[str]()
-    if release.backend != "wheels":
-        hashes = read_lock(release.root / "spack").to_run
-        named = [
-            Path(one["external"])
-            for one in release.lock
-            if "external" in one and one["hash"] in hashes
-        ]
-        # /usr has everything else, too: `outside` says what may come from there.
-        folders += [one.resolve() for one in named if one not in _SYSTEM]
+    run = [one for one in release.lock if "run" in one]
+    hashes, folders = {one["hash"] for one in run}, [release.prefix.resolve()]
+    named = [Path(one["external"]) for one in run if "external" in one]
+    # /usr has everything else, too: `outside` says what may come from there.
+    folders += [one.resolve() for one in named if one not in _SYSTEM]
 
     def inside(place: Path | str) -> bool:
         real = Path(place).resolve()

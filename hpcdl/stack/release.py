@@ -160,6 +160,11 @@ class BrokenRelease(HpcdlError):
     """A release whose record cannot be trusted (exit code 1)."""
 
 
+def normal_name(name: str) -> str:
+    """A package's name as PyPI compares it (PEP 503), as it is in a release's lock."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def releases_folder(site: Site) -> Path:
     """PREFIX/releases."""
     return site.paths.prefix / "releases"

@@ -29,10 +29,9 @@ from urllib.parse import unquote, urlsplit
 
 from hpcdl import facts
 from hpcdl.site import Site
-from hpcdl.stack.release import Release
+from hpcdl.stack.release import Release, normal_name
 from hpcdl.stack.resolve_solver import sort_key as key
 from hpcdl.stack.waivers import WAIVERS_FILE, Waiver, holds, read_waivers, waiver_data
-from hpcdl.stack.wheelhouse import normal_name
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import to_install

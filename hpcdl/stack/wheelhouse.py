@@ -19,7 +19,6 @@ import io
 import json
 import os
 import platform
-import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from pathlib import Path
 
 from hpcdl import __version__, facts
 from hpcdl.stack.recipe import Interpreter, Recipe, digest
+from hpcdl.stack.release import normal_name
 from hpcdl.stack.seal import sha256
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic, write_json
@@ -110,11 +110,6 @@ def pins(tensorflow: str, python: str) -> tuple[str, ...]:
         return ()
     chosen = dict(one.split("==") for one in f"{rows['all']} {rows[tensorflow]}".split())
     return tuple(f"{name}=={version}" for name, version in chosen.items())
-
-
-def normal_name(name: str) -> str:
-    """A project's name as PyPI compares it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def digest_of(file: str) -> str | None:

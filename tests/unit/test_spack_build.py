@@ -310,7 +310,7 @@ def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path):
         "Apache-2.0",
         ({"url": "u", "sha256": "b" * 64, "commit": None},),
     )
-    entries = list(lock_entries((built,)))
+    entries = list(lock_entries((built,), {built.hash}))
     assert entries[0] == {
         "name": "py-tensorflow-wheels",
         "version": version,
@@ -318,6 +318,7 @@ def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path):
         "url": "u",
         "sha256": "b" * 64,
         "licence": "Apache-2.0",
+        "run": "yes",
     }
     assert {"numpy", "keras"} <= {entry["name"] for entry in entries[1:]}
     assert all(len(entry["sha256"]) == 64 for entry in entries)

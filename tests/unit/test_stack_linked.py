@@ -168,13 +168,12 @@ class View:
 @pytest.fixture
 def view(tmp_path):
     """TensorFlow with CUDA, NCCL and Horovod, a package each; `build` is there to compile only."""
-    store, specs = tmp_path / "store", {}
+    store, lock = tmp_path / "store", []
     for name in ("py-tensorflow", "cuda", "nccl", "py-horovod", "build"):
         (store / name / ".spack").mkdir(parents=True)
         spec = {"name": name, "hash": f"hash-{name}"}
         (store / name / ".spack" / "spec.json").write_text(json.dumps({"spec": {"nodes": [spec]}}))
-        specs[spec["hash"]] = {"name": name}
-    roots = [{"hash": name, "spec": name} for name in specs if name != "hash-build"]
+        lock.append({**spec, "version": "1", **({} if name == "build" else {"run": "yes"})})
     for name in NAMES:
         library(store / "cuda" / "lib" / f"lib{name}.so.1")
     nccl = library(store / "nccl" / "lib" / "libnccl.so.2")
@@ -187,10 +186,8 @@ def view(tmp_path):
         backend="spack",
         versions={"tensorflow": "2.20.0", "horovod": "0.28.1", "cuda": "12.6.3", "nccl": "2.29.7"},
         environment={"LD_LIBRARY_PATH": [str(tmp_path / "prefix/releases/adopted/stack/lib")]},
+        lock=tuple(lock),
     )
-    (release.root / "spack").mkdir()
-    lock = {"roots": roots, "concrete_specs": specs}
-    (release.root / "spack" / "spack.lock").write_text(json.dumps(lock))
     found = View(release, store)
     found.link()
     return found
@@ -218,8 +215,11 @@ def test_what_an_environment_declares_as_external_is_inside(view, tmp_path):
     folders = {"LD_LIBRARY_PATH": [str(tmp_path / "opt"), str(view.store / "nccl" / "lib")]}
     release = replace(view.release, environment=folders)
     assert any("takes libcudart.so from" in line for line in library_faults(release, loader)[0])
-    lock = ({"name": "cuda", "hash": "hash-cuda", "external": str(tmp_path / "opt")},)
-    assert library_faults(replace(release, lock=lock), loader)[0] == []
+    lock = [
+        {**one, "external": str(tmp_path / "opt")} if one["name"] == "cuda" else one
+        for one in release.lock
+    ]
+    assert library_faults(replace(release, lock=tuple(lock)), loader)[0] == []
 
 
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")

@@ -95,7 +95,7 @@ class Adoption(ReleasePlan):
             created=utc_now(),
             hpcdl=f"{__version__}+{self.own}",
             needs=self.lock.needs(gpus_of(self.site, self.partitions)),
-            lock=tuple(view.lock_entries(packages, cuda=bool(self.lock.archs))),
+            lock=tuple(view.lock_entries(packages, self.lock.to_run, cuda=bool(self.lock.archs))),
         )
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -212,8 +212,13 @@ def require_readable(packages: Iterable[Built]) -> None:
         )
 
 
-def lock_entries(packages: Iterable[Built], *, cuda: bool = False) -> Iterator[Mapping[str, str]]:
-    """The lock of a release: every package, and the wheels that some recipes install."""
+def lock_entries(
+    packages: Iterable[Built], run: Collection[str], *, cuda: bool = False
+) -> Iterator[Mapping[str, str]]:
+    """The lock of a release: every package, and the wheels that some recipes install.
+
+    `run` are the hashes of the packages that it needs to run; their entries say so.
+    """
     for package in packages:
         entry = {"name": package.name, "version": package.version, "hash": package.hash}
         # The first file is the package's own archive, the others are patches and resources.
@@ -223,6 +228,8 @@ def lock_entries(packages: Iterable[Built], *, cuda: bool = False) -> Iterator[M
             entry["licence"] = package.licence
         if package.external:
             entry["external"] = str(package.prefix)
+        if package.hash in run:
+            entry["run"] = "yes"
         yield entry
         try:
             wheels = wheel_sets(package.name, cuda=cuda)[package.version].get("others", {})
