@@ -21,8 +21,8 @@ from hpcdl.stack import horovod, install, wheelhouse
 from hpcdl.stack.install import build_slot, new_tree, require_space
 from hpcdl.stack.linked import prefer_own_libraries
 from hpcdl.stack.modules import SITE_FILE
-from hpcdl.stack.recipe import Interpreter, Recipe, digest, interpreter, recipe_of
-from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, read_release, releases_folder
+from hpcdl.stack.recipe import Interpreter, Recipe, interpreter, recipe_of
+from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, digest, read_release, releases_folder
 from hpcdl.stack.seal import record_release, sha256
 from hpcdl.stack.wheelhouse import Say, Wheelhouse
 from hpcdl.system.errors import BadInput, MissingPrerequisite

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from hpcdl import facts
-from hpcdl.stack.recipe import Interpreter, digest
+from hpcdl.stack.recipe import Interpreter
+from hpcdl.stack.release import digest
 from hpcdl.stack.wheelhouse import INDEX, Say, pip_download, tools, wheels_cache
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic

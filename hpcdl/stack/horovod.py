@@ -27,8 +27,8 @@ from pathlib import Path
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack import cuda_tree, wheelhouse
-from hpcdl.stack.recipe import HorovodRecipe, Interpreter, Recipe, SourceEdit, digest
-from hpcdl.stack.release import MODULE
+from hpcdl.stack.recipe import HorovodRecipe, Interpreter, Recipe, SourceEdit
+from hpcdl.stack.release import MODULE, digest
 from hpcdl.stack.resolve_facts import known, sentence
 from hpcdl.stack.resolve_solver import Rule
 from hpcdl.stack.wheelhouse import Say

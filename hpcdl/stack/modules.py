@@ -22,8 +22,7 @@ from typing import Any
 
 from hpcdl.site import Site
 from hpcdl.stack.dispatch import Dispatch
-from hpcdl.stack.recipe import digest
-from hpcdl.stack.release import DISPATCH_FILE, MODULE, Release
+from hpcdl.stack.release import DISPATCH_FILE, MODULE, Release, digest
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import explain_os_errors, switch_link, write_atomic, write_json
 from hpcdl.system.resources import folder

@@ -7,8 +7,6 @@ changed fact never meets a stale file.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,7 +16,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.release import MODULE
+from hpcdl.stack.release import MODULE, variant_of
 from hpcdl.stack.resolve import Resolver, computes_of
 from hpcdl.stack.resolve_facts import conditions, gpus_of, needs_of
 from hpcdl.system.errors import MissingPrerequisite
@@ -113,14 +111,6 @@ class Interpreter:
     def tag(self) -> str:
         """Python and machine, as part of a file name: `py311-x86_64`."""
         return f"py{self.minor.replace('.', '')}-{platform.machine()}"
-
-
-def variant_of(archs: Sequence[str], cuda: str) -> str:
-    """Return the suffix of a module's version: `cpu`, or `cuda12.9-sm60` of CUDA 12.9.1 and 60.
-
-    `archs` are the GPUs' capabilities as digits, none for CPUs.
-    """
-    return f"cuda{'.'.join(cuda.split('.')[:2])}-sm{'-sm'.join(archs)}" if archs else "cpu"
 
 
 def running_interpreter() -> Interpreter:
@@ -226,13 +216,3 @@ def _horovod(
         edits=tuple(wanted),
         computes=tuple(computes),
     )
-
-
-def digest(*parts: object) -> str:
-    """Return a digest of values in eight hex digits."""
-
-    def plain(value: object) -> object:
-        return dict(value) if isinstance(value, Mapping) else getattr(value, "__dict__", str(value))
-
-    text = json.dumps(parts, sort_keys=True, default=plain)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -163,6 +163,24 @@ class BrokenRelease(HpcdlError):
 def normal_name(name: str) -> str:
     """A package's name as PyPI compares it (PEP 503), as it is in a release's lock."""
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def variant_of(archs: Sequence[str], cuda: str) -> str:
+    """Return the suffix of a module's version: `cpu`, or `cuda12.9-sm60` of CUDA 12.9.1 and 60.
+
+    `archs` are the GPUs' capabilities as digits, none for CPUs.
+    """
+    return f"cuda{'.'.join(cuda.split('.')[:2])}-sm{'-sm'.join(archs)}" if archs else "cpu"
+
+
+def digest(*parts: object) -> str:
+    """Return a digest of values in eight hex digits."""
+
+    def plain(value: object) -> object:
+        return dict(value) if isinstance(value, Mapping) else getattr(value, "__dict__", str(value))
+
+    text = json.dumps(parts, sort_keys=True, default=plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def releases_folder(site: Site) -> Path:

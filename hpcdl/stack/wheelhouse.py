@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl import __version__, facts
-from hpcdl.stack.recipe import Interpreter, Recipe, digest
-from hpcdl.stack.release import normal_name
+from hpcdl.stack.recipe import Interpreter, Recipe
+from hpcdl.stack.release import digest, normal_name
 from hpcdl.stack.seal import sha256
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic, write_json

@@ -14,8 +14,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
-from hpcdl.stack.recipe import variant_of
-from hpcdl.stack.release import MODULE
+from hpcdl.stack.release import MODULE, variant_of
 from hpcdl.stack.resolve import Resolver, allowed, computes_of
 from hpcdl.stack.resolve_facts import known, serves, wheel_sets
 from hpcdl.stack.resolve_solver import Range, sort_key

@@ -19,8 +19,7 @@ from typing import Any
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.install import require_space
-from hpcdl.stack.recipe import digest
-from hpcdl.stack.release import Release, ReleasePlan, read_release, releases_folder
+from hpcdl.stack.release import Release, ReleasePlan, digest, read_release, releases_folder
 from hpcdl.stack.resolve_facts import gpus_of, needs_of
 from hpcdl.stack.spack_backend import concretize as solver
 from hpcdl.stack.spack_backend import tool

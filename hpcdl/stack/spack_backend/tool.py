@@ -21,8 +21,7 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Gpu
-from hpcdl.stack.recipe import digest, variant_of
-from hpcdl.stack.release import MODULE, SCHEMA
+from hpcdl.stack.release import MODULE, SCHEMA, digest, variant_of
 from hpcdl.stack.resolve_facts import needs_of, wheel_sets
 from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
