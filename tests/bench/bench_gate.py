@@ -19,7 +19,7 @@ from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.report import night_page
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import CheckOutcome, as_data
-from hpcdl.regress.verdict import judge_tries
+from hpcdl.regress.verdict import judge
 from hpcdl.system.files import write_atomic
 from tests import nights
 from tests.bench import load, report
@@ -106,7 +106,7 @@ def night(folder):
 
 def judged(folder, cases, back, history):
     ended = nights.END - timedelta(days=back)
-    found = name_slow_nodes([judge_tries([one]) for one in cases])
+    found = name_slow_nodes([judge(one) for one in cases])
     directory = RunDirectory(folder / f"{ended:%Y%m%d-%H%M%S}Z-0000")
     outcome = CheckOutcome(directory, tuple(found), 60.0, site="wide", ended=ended.timestamp())
     history.add(of_outcome(outcome, ended))
