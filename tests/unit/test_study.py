@@ -158,6 +158,8 @@ def test_every_script_of_every_study_is_clean_under_lint_and_bash(name, scale):
 FAULTS = [
     ("title=", "titel=", r"mine\.py:21: TypeError: .*'titel'"),
     ("def judge(", "def judge((", r"mine\.py:4: SyntaxError"),
+    ("from hpcdl", "\0", r"is no Python file: it has a zero byte"),
+    ("from hpcdl", "\udcff", r"SyntaxError"),
     ("from hpcdl", "import nothing_here\nfrom hpcdl", r"mine\.py:1: ModuleNotFoundError"),
     (".efficiency(4)", ".efficienzy(4)", r"mine\.py:7: AttributeError"),
     ("where(model=", "where(modle=", r"mine\.py:7: no cell has a 'modle'"),
@@ -181,7 +183,7 @@ def test_a_fault_of_a_study_file_is_one_error_with_its_own_line(hpcdl, tmp_path,
     """Also one in its rules, or its figure: without the lines of hpcdl that called it."""
     path = tmp_path / "mine.py"
     assert old in TEXT
-    path.write_text(TEXT.replace(old, new, 1))
+    path.write_text(TEXT.replace(old, new, 1), errors="surrogateescape")
     err = hpcdl("study", "report", str(path), "--site", "embedded", code=2).err
     assert re.search(said, err, re.S), err
     assert "Traceback" not in err

@@ -49,6 +49,8 @@ def read_study(path: Path) -> Study:
             hint="run it without -O and PYTHONOPTIMIZE",
         )
     text = read_regular(path, kind="study file", require=require_known_owner)
+    if b"\0" in text:  # about which each Python says something else
+        raise BadInput(f"{path} is no Python file: it has a zero byte")
     module = ModuleType(f"hpcdl_study_{path.stem}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module  # where dataclasses look for the names of annotations
