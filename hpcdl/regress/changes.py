@@ -308,7 +308,8 @@ def _evidence_of(noise: Noise, runs: Sequence[float]) -> float:
     A night all of whose runs are far below the level, and unlike any before, counts in full.
     """
     each = [(run - noise.level) / noise.spread for run in runs]
-    if max(runs) < noise.level * (1 - BREAKAGE) and max(each) < 2 * noise.ranks[0]:
+    unlike = max(runs) < noise.level * (1 - BREAKAGE) and max(each) < 2 * noise.ranks[0]
+    if unlike and len(runs) != 2:  # two may be two spikes: a third run tells
         return sum(each) / len(each)  # nothing like it was ever seen: no rarity cuts it
     cut = [noise.evidence([run])[0] for run in runs]
     for index, z in enumerate(each):

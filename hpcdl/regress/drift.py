@@ -265,21 +265,26 @@ def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
 
 
 def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
-    """Return how far each node is from the others, beside the nights around (7 before, 7 after)."""
+    """Return how far each node is from the others, beside the nights around (7 before, 7 after).
+
+    Twice, since nights on other nodes are no measure of each other before this is known.
+    """
     on = {frozenset([run.node for run in night]) for night in each}
     if len(on) < 2:
         return {}  # what all nights have in common is no difference between them
-    middles = [median(run.value for run in night) for night in each]
-    apart: dict[str, list[float]] = {}
-    for index, night in enumerate(each):
-        level = median(middles[max(0, index - 7) : index + 8])
-        for run in night:
-            apart.setdefault(run.node, []).append(run.value - level)
-    found = {}
-    for name, values in apart.items():
-        others = [value for other, rest in apart.items() if other != name for value in rest]
-        if min(len(values), len(others)) >= _NODE_NIGHTS:
-            found[name] = shrunk(values, others) * len(others) / (len(values) + len(others))
+    found: dict[str, float] = {}
+    for _ in range(2):
+        middles = [median(run.value - found.get(run.node, 0.0) for run in night) for night in each]
+        apart: dict[str, list[float]] = {}
+        for index, night in enumerate(each):
+            level = median(middles[max(0, index - 7) : index + 8])
+            for run in night:
+                apart.setdefault(run.node, []).append(run.value - level)
+        for name, values in apart.items():
+            others = [value for other, rest in apart.items() if other != name for value in rest]
+            if min(len(values), len(others)) >= _NODE_NIGHTS:
+                part = len(others) / (len(values) + len(others))
+                found[name] = shrunk(values, others) * part
     return found
 
 

@@ -81,8 +81,9 @@ class Noise:
                 continue
             cap = most[bisect_right(ranks, z) if z < 0 else count - bisect_left(ranks, z)]
             if abs(z) > cap:
-                beside = (each[at] for at in (index - 1, index + 1) if 0 <= at < len(each))
-                cap = max(cap, *(other if z > 0 else -other for other in beside), 0.0)
+                before = each[index - 1] if index else 0.0
+                after = each[index + 1] if index + 1 < len(each) else 0.0
+                cap = max(cap, before, after) if z > 0 else max(cap, -before, -after)
                 clipped[index] = math.copysign(min(abs(z), cap), z)
         return clipped
 
@@ -264,13 +265,13 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
     step = resolution_of(every)
     if len(every) == len(runs):
         return Nightly(every, 0.0, step)
-    each = [(night, median(night)) for night in runs]
+    size = median(map(len, runs)) if runs else 0
+    # A run that was repeated because it was low is no fair one: the others are.
+    fair = [night[1:] if size == 1 and len(night) > 1 else night for night in runs]
+    each = [(night, median(night)) for night in fair]
     inside = spread_of([run - middle for night, middle in each if len(night) > 2 for run in night])
     reach = 2 * max(inside, step)
     values = [_near(night, middle, reach) if len(night) > 2 else middle for night, middle in each]
-    size = (
-        median(map(len, runs)) if runs else 0
-    )  # nights that were measured again tell nothing of the others
     within = max(inside, step / math.sqrt(12)) ** 2 / size if size > 1 else 0.0
     return Nightly(values, within, step / size, runs)
 
