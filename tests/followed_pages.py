@@ -123,10 +123,12 @@ SCENES = {
         first={"hpcdl check references": SITE_DIGITS, "hpcdl check accept": f"{NIGHTS}; {FINDING}"},
         names={
             "3f2a91c0": "$ID",
-            "WORK": "~/embedded/work",
-            "exit $ran": "(exit $ran)",
-            "--tag nightly": "--tag smoke --partition p100",
         },
+    ),
+    "docs/nights-operation.md": Scene(
+        (UP, "hpcdl site init --output site.yaml", NIGHTS),
+        names={"WORK/checks/runs/*": "before.jsonl"},
+        left={"hpcdl check night": "tests/unit/test_ci.py"},
     ),
     "docs/predict.md": Scene((UP, DIGITS), first={"hpcdl predict --partition cpu": TRAINED}),
     "docs/evidence/studies.md": Scene(

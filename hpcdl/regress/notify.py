@@ -86,7 +86,7 @@ def read_addressees(path: Path) -> Addressees:
     with what is there, which may be a secret. MissingPrerequisite: it is another user's.
     """
     try:
-        hint = "docs/nightly.md shows one"
+        hint = "docs/nights-operation.md shows one"
         document = read_document(path, if_empty=hint, require=_require_secret)
         values = check(document, facts.load("check_formats")["addressees"]) or {}
         for index, target in enumerate(values.get("targets") or ()):
