@@ -1,4 +1,4 @@
-"""Run by bench_train where TensorFlow is: a network of ours in plain `fit`, on one random batch."""
+"""Run by bench_train where TensorFlow is: a network in plain `fit`, on one random batch."""
 
 import sys
 
@@ -6,20 +6,23 @@ from tests.started import tensorflow
 
 tf = tensorflow()
 
-from hpcdl import facts  # noqa: E402
 from hpcdl.train.models import ModelRecipe, set_up_keras  # noqa: E402
+from hpcdl.train.options import facts_of  # noqa: E402
 
 
 def main(name, batch, steps, grouped):
     set_up_keras(1)
-    row = facts.load("models")["models"][name]
-    model = ModelRecipe(name, tf.TensorSpec(row["input"]), row["classes"]).build()
-    images = tf.random.stateless_uniform((batch, *row["input"]), (1, 0))
-    labels = tf.random.stateless_uniform((batch,), (1, 0), maxval=row["classes"], dtype=tf.int64)
-    loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    row = facts_of(name)
+    text = name.endswith("gpt")
+    spec = tf.TensorSpec((256,), tf.int64) if text else tf.TensorSpec(row["input"])
+    classes = 256 if text else row["classes"]
+    model = ModelRecipe(name, spec, classes).build()
+    shape, draw = (batch, *spec.shape), tf.random.stateless_uniform
+    images = draw(shape, (1, 0), maxval=classes if text else 1, dtype=spec.dtype)
+    labels = draw(shape if text else (batch,), (1, 0), maxval=classes, dtype=tf.int64)
     model.compile(
-        tf.keras.optimizers.SGD(row["lr"], momentum=0.9),
-        loss,
+        tf.keras.optimizers.SGD(0.0001, momentum=0.9),
+        tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=False,
         steps_per_execution=grouped,
