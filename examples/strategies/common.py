@@ -13,7 +13,7 @@ from hpcdl.train.data.source import BatchShare, DataSource
 from hpcdl.train.keras_parts import make_losses
 from hpcdl.train.models import ModelRecipe, set_up_keras
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, make_numbers, parse
-from hpcdl.train.result import Samples, base_of, layout_of, summarize, versions_of
+from hpcdl.train.result import Samples, base_of, gpu_names, layout_of, summarize, versions_of
 from hpcdl.train.startup import StartupClock, this_place
 from hpcdl.train.train_report import Reporter
 
@@ -77,7 +77,7 @@ class Job:
         values = {
             "outcome": outcome("completed"),
             **base_of(self.options, self.clock, self.started),
-            "layout": layout_of(self.place, more.pop("hosts", hosts), self.workers),
+            "layout": layout_of(self.place, more.pop("hosts", hosts), self.workers, gpu_names()),
             "versions": versions_of(),
             "strategy": strategy,
             "parameters": parameters,

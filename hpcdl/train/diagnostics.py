@@ -5,9 +5,8 @@ set aside.
 
 Ranks that wait for each other for ever are ended by a thread that watches the clock from their
 first meeting until the result is written. When its rank has got no further for the time allowed, it
-writes the stacks of all threads into a file in the job's directory, waits until the others have
-done so too, and rank 0 (or, where that one is stuck, whoever comes first) prints them. Then the
-process exits with status 5.
+prints the stacks of all threads, waits until the others have done so, and ends the process with
+status 5. A rank that prints nothing is the stuck one.
 """
 
 from __future__ import annotations
@@ -96,10 +95,9 @@ def explain(fault: BaseException, saved: str) -> HpcdlError | None:
 class StepWatchdog:
     """Watches the steps of one rank; `limit` is seconds without one until the run is ended."""
 
-    def __init__(self, folder: Path, rank: int, size: int, limit: float) -> None:
-        self._folder = folder / "stacks"
+    def __init__(self, checkpoints: Path, rank: int, limit: float) -> None:
+        self._checkpoints = checkpoints
         self._rank = rank
-        self._size = size
         self._limit = limit
         self._step = 0
         self._alive_at = time.monotonic()
@@ -107,8 +105,6 @@ class StepWatchdog:
 
     def start(self) -> None:
         """Begin to watch."""
-        with suppress(OSError):
-            self._file(self._rank).unlink()  # of an earlier run
         if self._limit:
             self.be_patient(_START)
             threading.Thread(target=self._watch, daemon=True).start()
@@ -136,35 +132,15 @@ class StepWatchdog:
         return time.monotonic() - self._alive_at > self._limit
 
     def _end(self) -> None:
-        with suppress(OSError):  # a full disk must not delay the exit
-            self._write()
-        # Ranks notice within a second of each other, for they all wait for the same one.
-        time.sleep(_GRACE if self._rank == 0 else 1.5 * _GRACE)
+        saved = describe_saved(self._checkpoints)
         with suppress(Exception):
-            print(self._report(), file=sys.stderr, flush=True)
+            print(
+                f"error: no step for {self._limit:.0f} s on rank {self._rank}; step {self._step} "
+                f"was the last\nhelp: {saved}; --hang-limit S changes the limit",
+                file=sys.stderr,
+                flush=True,
+            )
+            faulthandler.dump_traceback(2, all_threads=True)
+        # The others notice within a second, for all wait for the same one; the launcher ends them.
+        time.sleep(_GRACE)
         os._exit(int(ExitCode.STOPPED))
-
-    def _file(self, rank: int) -> Path:
-        return self._folder / f"rank-{rank}.txt"
-
-    def _write(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._file(self._rank)
-        path.unlink(missing_ok=True)
-        with path.open("x") as file:  # never through a link that another user left there
-            file.write(f"rank {self._rank}, process {os.getpid()}: after step {self._step}\n")
-            file.flush()
-            faulthandler.dump_traceback(file, all_threads=True)
-
-    def _report(self) -> str:
-        """All stacks written so far; ranks that wrote none are the stuck ones."""
-        written = [rank for rank in range(self._size) if self._file(rank).exists()]
-        silent = [str(rank) for rank in range(self._size) if rank not in written]
-        lines = [
-            f"error: no step for {self._limit:.0f} s; step {self._step} was the last",
-            *(["  no report from rank " + ", ".join(silent)] if silent else []),
-            *(self._file(rank).read_text(errors="replace") for rank in written),
-            f"help: {describe_saved(self._folder.with_name('checkpoints'))}; --hang-limit S "
-            "changes the limit",
-        ]
-        return "\n".join(lines)

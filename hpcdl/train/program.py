@@ -15,7 +15,7 @@ from hpcdl.results.records import RESULT, outcome
 from hpcdl.system.errors import ExitCode, HpcdlError
 from hpcdl.train import startup
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, parse, settings_of
-from hpcdl.train.result import base_of, nothing_measured
+from hpcdl.train.result import base_of, layout_of, nothing_measured
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
 
@@ -85,18 +85,9 @@ def _record_early(
     if path.exists():
         return
     values: dict[str, Any] = base_of(options, clock, time.time())
-    layout = {
-        "ranks": place.size,
-        "nodes": [place.host],
-        "hosts": [place.host],
-        "ranks_per_node": [place.local_size],
-        "cpus_per_rank": place.cpus,
-        "gpu_per_rank": 0,
-        "gpu": None,
-    }
     values |= {
         "outcome": outcome(stopped.status, str(stopped), code),
-        "layout": layout,
+        "layout": layout_of(place, [place.host], place.size, []),
         "versions": {},
         "strategy": "horovod" if place.size > 1 else "single",
         **nothing_measured(),

@@ -34,6 +34,7 @@ from hpcdl.train.options import TrainOptions, check_target, global_batch, make_n
 from hpcdl.train.ranks import Ranks
 from hpcdl.train.result import (
     base_of,
+    gpu_names,
     job_of,
     layout_of,
     summary_line,
@@ -233,7 +234,7 @@ class RankRun:
             options.folder,
             self.signals,
             reporter,
-            StepWatchdog(options.folder, ranks.rank, ranks.size, options.hang_limit),
+            StepWatchdog(options.folder / "checkpoints", ranks.rank, options.hang_limit),
             LossGuard(patience=_FP16_PATIENCE if options.precision == "fp16" else 0),
         )
 
@@ -329,7 +330,7 @@ class RankRun:
         result = {
             "outcome": outcome(status, message, code),
             **base_of(self.options, self.clock, self.started),
-            "layout": layout_of(self.place, self.hosts, self.ranks.size),
+            "layout": layout_of(self.place, self.hosts, self.ranks.size, gpu_names()),
             "versions": versions_of(),
             "strategy": self.ranks.name,
             **measured(self.training, self.options, metrics),

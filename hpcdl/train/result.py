@@ -168,12 +168,10 @@ def nothing_measured() -> dict[str, Any]:
     return {"samples": Samples().as_json(), "summary": summary}
 
 
-def layout_of(place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, Any]:
-    """Where the ranks are; `hosts` has the node of each."""
-    import tensorflow as tf
-
-    gpus = tf.config.get_visible_devices("GPU")
-    names = [tf.config.experimental.get_device_details(g).get("device_name") for g in gpus]
+def layout_of(
+    place: RankPlace, hosts: Sequence[str], ranks: int, gpus: Sequence[str | None]
+) -> dict[str, Any]:
+    """Where the ranks are; `hosts` has the node of each, `gpus` the names of this rank's."""
     nodes = list(dict.fromkeys(hosts))
     return {
         "ranks": ranks,
@@ -181,9 +179,17 @@ def layout_of(place: RankPlace, hosts: Sequence[str], ranks: int) -> dict[str, A
         "ranks_per_node": [list(hosts).count(node) for node in nodes],
         "cpus_per_rank": place.cpus,
         "gpu_per_rank": len(gpus),
-        "gpu": names[0] if names else None,
+        "gpu": next(iter(gpus), None),
         "hosts": list(hosts),
     }
+
+
+def gpu_names() -> list[str | None]:
+    """The names of the GPUs that this rank uses."""
+    import tensorflow as tf
+
+    details = tf.config.experimental.get_device_details
+    return [details(gpu).get("device_name") for gpu in tf.config.get_visible_devices("GPU")]
 
 
 def versions_of() -> dict[str, str | None]:

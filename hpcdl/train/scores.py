@@ -89,22 +89,18 @@ def area(scores: Floats, labels: Floats) -> float:
 
 def write_predictions(path: Path, outputs: Floats, labels: Floats) -> None:
     """Write a table of the test set, CSV or Parquet: place, labels, and the outputs."""
-    names = [f"label_{k}" for k in range(labels.shape[1])] if labels.shape[1] > 1 else ["label"]
     whole = bool(np.all(labels == np.round(labels)))
-    columns: dict[str, Any] = {"index": np.arange(len(labels))}
-    columns |= {
-        name: labels[:, k].astype(int) if whole else labels[:, k] for k, name in enumerate(names)
-    }
-    columns |= {f"p_{k}": outputs[:, k] for k in range(outputs.shape[1])}
+    kept = labels.astype(int) if whole else labels
+    several = kept.shape[1] > 1
+    columns: dict[str, Any] = {"index": np.arange(len(kept))}
+    columns |= {f"label_{k}" if several else "label": row for k, row in enumerate(kept.T)}
+    columns |= {f"p_{k}": row for k, row in enumerate(outputs.T)}
     if path.suffix == ".parquet":
         import pyarrow
         import pyarrow.parquet
 
         pyarrow.parquet.write_table(pyarrow.table(columns), path)
         return
-    texts = [
-        [f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in column]
-        for column in columns.values()
-    ]
-    rows = [columns, *zip(*texts, strict=True)]
-    write_atomic(path, "\n".join(",".join(row) for row in rows) + "\n")
+    shown = [[f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in c] for c in columns.values()]
+    lines = [columns, *zip(*shown, strict=True)]
+    write_atomic(path, "".join(",".join(line) + "\n" for line in lines))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import small_disk
-from tests.integration.train_runs import Runs, environment
+from tests.integration.train_runs import ROOT, Runs, environment
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
@@ -196,6 +196,21 @@ def test_shards_with_fewer_records_than_promised_end_the_run_on_all_ranks(fed, c
     text = (copied / "dataset.json").read_text()
     (copied / "dataset.json").write_text(text.replace('"examples": 32', '"examples": 40'))
     fed("--steps=9", ranks=2, code=2, says="expected to contain")
+
+
+def test_the_old_pipeline_trains_on_the_same_records(fed, runs, copied):
+    program = ROOT / "examples/strategies/old_pipeline.py"
+    done = subprocess.run(
+        [runs.python, program, "--data=set", *TRAIN, "--steps=8", "--job-dir=old"],
+        cwd=runs.folder,
+        env=environment() | {"PYTHONPATH": f"{ROOT}:{runs.folder}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((runs.folder / "old/result.json").read_text())
+    assert (result["steps"]["done"], len(result["samples"]["loss"])) == (8, 8)
 
 
 def test_a_data_set_without_room_says_so_and_goes_on_with_more(runs, photos):

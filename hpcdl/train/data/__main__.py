@@ -69,18 +69,9 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
     if args.kind == "digits":
         return {"kind": "digits", "seed": args.seed}, []
     if args.kind == "photos":
-        width, height = args.size
-        photos = PhotoRequest(
-            args.count,
-            args.test_count,
-            width,
-            height,
-            args.bytes,
-            args.classes,
-            args.shards,
-            args.seed,
-            args.task,
-        )
+        (width, height), same = args.size, ("count", "bytes", "classes", "shards", "seed", "task")
+        asked = {name: getattr(args, name) for name in same}
+        photos = PhotoRequest(test=args.test_count, width=width, height=height, **asked)
         return asdict(photos), []
     if not args.images or not args.labels:
         raise BadInput("`data make folder` needs --images DIR and --labels CSV")

@@ -125,13 +125,7 @@ class Synthetic(DataSource):
         self.steps_per_epoch = 0
         seed = tf.constant((share.seed, share.rank))
 
-        # Compiled, it scales in place: one copy instead of three. The seed is an argument, for
-        # TensorFlow would compute a result of constants once more, to see whether it is small.
-        @tf.function(autograph=False)  # type: ignore[untyped-decorator,unused-ignore]
-        def random_images(seed: Any) -> Any:
-            return tf.random.stateless_uniform((share.per_rank, *shape), seed=seed)
-
-        self._images = random_images(seed)
+        self._images = tf.random.stateless_uniform((share.per_rank, *shape), seed=seed)
         single = task == "classes"
         self._labels = tf.random.stateless_uniform(
             (share.per_rank,) if single else (share.per_rank, classes),
