@@ -123,9 +123,15 @@ class StepWatchdog:
         self._stop.set()
 
     def _watch(self) -> None:
-        while not self._stop.wait(min(1.0, self._limit / 4)):
-            if self.is_stuck():
+        every, before = min(1.0, self._limit / 4), time.monotonic()
+        while not self._stop.wait(every):
+            now = time.monotonic()
+            if now - before > every + self._limit / 2:
+                # Slurm had suspended the job: the clock went on, and nothing is stuck.
+                self._alive_at += now - before
+            elif self.is_stuck():
                 self._end()
+            before = now
 
     def is_stuck(self) -> bool:
         """Return whether the time that a step may take is over."""
