@@ -19,6 +19,8 @@ from hpcdl.system.errors import MEANINGS, ExitCode
 from hpcdl.system.schema import Schema
 
 _MADE = "<!-- Made by `make docs` from {source}. -->\n\n"
+_MANY = 20
+"""Options that two commands share, from which on they are listed once."""
 _TYPES = {
     "string": "text",
     "integer": "whole number",
@@ -231,18 +233,31 @@ def commands() -> str:
     return "".join(parts)
 
 
-def _command(prog: str, command: Command, level: int = 3) -> str:
-    rows = [
+def _rows(prog: str, command: Command) -> list[str]:
+    return [
         f"| {option_names(action)} | {_cell(option_help(action))} |"
         for action in build_parser(prog, command)._actions
         if action.dest not in {"help", "json", "verbose", "no_color", "site", "dry_run"}
         and action.help != argparse.SUPPRESS
     ]
+
+
+def _command(prog: str, command: Command, level: int = 3) -> str:
+    rows, job = _rows(prog, command), ""
+    entry = load_group("job")
+    if isinstance(entry, Group) and (submit := entry.commands[0]) is not command:
+        of_job = _rows("hpcdl job submit", submit)
+        others = [row.split("`")[1].split()[0] for row in of_job if row not in rows]
+        if len(of_job) - len(others) > _MANY:
+            rows = [row for row in rows if row not in of_job]
+            but = ", ".join(f"`{name}`" for name in others)
+            job = f"Takes the options of [`hpcdl job submit`](#hpcdl-job-submit) but {but}."
     parts = [
         f"{'#' * level} `{prog}`",
         _cell(command.summary),
         f"```console\n$ {command.example}\n```",
         "\n".join(["| argument | meaning |", "|---|---|", *rows]) if rows else "",
+        job,
         "Takes `--dry-run`." if command.changes else "",
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"
