@@ -42,6 +42,11 @@ _WHAT = (
     "report.json, results.db and performance logs"
 )
 _SQLITE = b"SQLite format 3\0"
+# A view, or a column that is computed, can have rows without end in a file of 8 kB.
+_PLAIN_COLUMN = (
+    "SELECT 1 FROM sqlite_master AS s, pragma_table_xinfo('sessions') AS c "
+    "WHERE s.type = 'table' AND s.name = 'sessions' AND c.name = 'json_blob' AND c.hidden = 0"
+)
 _OF_LOG = ("value", "ref", "lower_thres", "upper_thres")
 _OF_VERDICT = ("partition", "status", "waived", "reason", "release", "driver", "log", "environment")
 _OF_METRIC = ("value", "unit", "reference", "low", "high", "better")
@@ -129,9 +134,11 @@ def _of_database(path: Path) -> Iterator[Result]:
     """The sessions of ReFrame's results database, each as one night."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
+            if not database.execute(_PLAIN_COLUMN).fetchone():
+                raise ValueError("it has no table of sessions")
             for (blob,) in database.execute("SELECT json_blob FROM sessions ORDER BY 1"):
                 yield from of_report(json.loads(blob), path)
-    except (sqlite3.Error, ValueError) as fault:
+    except (sqlite3.Error, ValueError, RecursionError) as fault:
         message = f"{path} is no results database of ReFrame ({fault})"
         hint = "of another history, import what `hpcdl check history export` writes"
         raise BadInput(message, hint=hint) from fault

@@ -3,9 +3,11 @@
 import csv
 import os
 import resource
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,27 @@ def test_what_would_block_or_never_end_is_not_read(tmp_path):
         assert last_text(path) == ""
     with pytest.raises(BadInput, match="no regular file"):
         list(Incoming(tmp_path / "pipe"))
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ("VIEW sessions AS {endless}", "no table of sessions"),
+        ("TABLE sessions (json_blob AS (printf('%.*c', 900000000, 'x')), n)", "no table"),
+        (
+            "TABLE sessions AS SELECT replace(hex(zeroblob(99999)), '00', '[') json_blob",
+            "recursion",
+        ),
+    ],
+)
+def test_a_results_database_that_computes_its_rows_is_refused(tmp_path, made, said):
+    """A file of 8 kB had rows without end."""
+    endless = (
+        "WITH RECURSIVE each(json_blob) AS (SELECT '{}' UNION ALL SELECT json_blob FROM each) "
+        "SELECT json_blob FROM each"
+    )
+    with closing(sqlite3.connect(tmp_path / "results.db")) as database:
+        database.execute(f"CREATE {made.replace('{endless}', endless)}")
+        database.commit()
+    with pytest.raises(BadInput, match=said):
+        list(Incoming(tmp_path / "results.db"))
