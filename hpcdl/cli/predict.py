@@ -35,7 +35,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="RESULT.JSON",
         help="result of a run on this site to start from, of one GPU or several;"
-        " repeat for more runs and for results of all-reduce checks; none: published rows"
+        " repeat for more runs; none: published rows"
         " (default: this site's last run like it)",
     )
     add(
@@ -62,25 +62,21 @@ def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]
     The partition is that of the measured runs where this site has it, unless another is asked for.
     """
     from hpcdl.predict.request import ScalingRequest
-    from hpcdl.predict.results import is_exchange, place_of, read_sound
+    from hpcdl.predict.results import place_of, read_sound
     from hpcdl.system.declare import typed, values_of
 
     values = values_of(ScalingRequest, typed(ScalingRequest, args))
-    files = [(Path(path), read_sound(Path(path))) for path in args.calibrate if path != _NONE]
-    runs = [path for path, value in files if not is_exchange(value)]
-    site, measured = the_site(args), [place_of(value).partition for _, value in files]
+    runs = [Path(path) for path in args.calibrate if path != _NONE]
+    site, measured = the_site(args), [place_of(read_sound(path)).partition for path in runs]
     known = [name for name in measured if name in site.partitions]
-    stated = bool(files or args.images_per_second)
+    stated = bool(runs or args.images_per_second)
     place = _place(site, args, args.partition or next(iter(known), ""), stated=stated)
     request = ScalingRequest(
         place,
-        **{
-            **values,
-            "result": runs[0] if runs else None,
-            "repeats": tuple(runs[1:]),
-            "exchanges": tuple(path for path, value in files if is_exchange(value)),
-            "plan": _plan(args),
-        },
+        **values,
+        result=runs[0] if runs else None,
+        repeats=tuple(runs[1:]),
+        plan=_plan(args),
     )
     if runs:
         from hpcdl.workflows.expectation import on_shared_cores

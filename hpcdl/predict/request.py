@@ -63,9 +63,9 @@ class ScalingRequest:
     partition by default. `loss` is a part, 0.1 for 10 %.
 
     `result` is a result.json to start from, `repeats` are more runs of the same training, of as
-    many ranks or of others; `exchanges` are all-reduce checks or their results, one within a node
-    and one between nodes at most. A `plan` splits a transformer; the batch is then a micro-batch.
-    `cores` are those of the one machine that emulates all nodes.
+    many ranks or of others; `exchanges` are the site's all-reduces, those within a node first.
+    A `plan` splits a transformer; the batch is then a micro-batch. `cores` are those of the one
+    machine that emulates all nodes.
     """
 
     partition: Partition
@@ -132,7 +132,7 @@ class ScalingRequest:
     )
     result: Path | None = None
     repeats: tuple[Path, ...] = ()
-    exchanges: tuple[Path | Exchange, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
     plan: ModelSplit | None = None
     cores: int | None = None
 
@@ -140,15 +140,6 @@ class ScalingRequest:
     def runs(self) -> list[MeasuredRun]:
         """The runs to start from; of the first one, unless another is asked for, is the rest."""
         return [results.read_result(path) for path in (self.result, *self.repeats) if path]
-
-    @cached_property
-    def links(self) -> list[Exchange]:
-        """The all-reduce checks, those within a node first."""
-        read = (
-            one if isinstance(one, Exchange) else results.read_exchange(one)
-            for one in self.exchanges
-        )
-        return sorted(read, key=lambda one: one.nodes)
 
     @property
     def real(self) -> bool:
@@ -483,16 +474,8 @@ def _check_together(request: ScalingRequest) -> None:
 
 
 def _with_links(request: ScalingRequest, machine: Machine) -> Machine:
-    """The machine with the links that were measured: by all-reduce checks, or as stated."""
-    for exchange in request.links:
-        results.same_machine(exchange, machine)
-    stated = (request.link_gbs, request.network_gbs)
-    for several, name in enumerate(("within a node", "between nodes")):
-        checks = sum((exchange.nodes > 1) == several for exchange in request.links)
-        if checks + (stated[several] is not None) > 1:
-            once = "give one result of an all-reduce check, or --link or --network"
-            raise BadInput(f"the links {name} are given twice", hint=once)
-    for exchange in request.links:
+    """The machine with the links that were measured: by the site's checks, or as stated."""
+    for exchange in request.exchanges:
         machine = results.with_exchange(machine, exchange)
     if request.link_gbs is not None:
         machine = replace(machine, inside=measured(machine.inside, request.link_gbs * GIGA))

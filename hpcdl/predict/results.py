@@ -1,4 +1,4 @@
-"""Reads measurements of this site for the model of scaling: runs, and all-reduce checks.
+"""What this site measured, for the model of scaling: runs, and all-reduces.
 
 `hpcdl.results` reads a result.json; here is what it means, and whether it is of this machine. The
 fp16 and bf16 of `hpcdl train` are mixed ones: weights and gradients stay float32, and only
@@ -28,7 +28,6 @@ LONGEST_STEP = 86_400.0
 _LONGEST_NAME = 200
 _LARGEST_SIZE = 1_000_000
 _OWN_PHASES = ("compute", "update", "other")
-_MOST_GBS = 1e6
 _SPREAD, _AS_IF = 0.03, 2
 """What two runs of the same job usually differ by, as a part, and how many runs that is worth."""
 _EIGHT_OF_TEN = NormalDist().inv_cdf(0.9)
@@ -67,10 +66,15 @@ def read_sound(path: Path, *needed: str) -> dict[str, Any]:
     except BadInput as fault:
         hint = fault.hint or "`hpcdl train` writes a result.json for every run"
         raise BadInput(fault.message, hint=hint) from fault
+    if record.values.get("kind") == "allreduce":
+        raise BadInput(
+            f"{path} is of an all-reduce check, not of a training",
+            hint="give the GB/s of its largest message: --network between nodes, --link within one",
+        )
     return record.values
 
 
-def same_machine(found: MeasuredRun | Exchange, machine: Machine) -> None:
+def same_machine(found: MeasuredRun, machine: Machine) -> None:
     """A run of another machine says nothing of this one: a `BadInput`."""
     place = found.place
     if place.partition and place.partition != machine.name:
@@ -228,13 +232,12 @@ def stretched(loss: float, there: float, theirs: float) -> float:
 
 
 class Exchange(NamedTuple):
-    """An all-reduce check of nodes with `local` ranks each, and the file that says so.
+    """The site's references of an all-reduce of nodes with `local` ranks each, and their file.
 
     `rate` is the bus bandwidth of large messages in bytes per second.
     """
 
     origin: str
-    place: Place
     nodes: int
     local: int
     rate: float
@@ -245,36 +248,6 @@ class Exchange(NamedTuple):
         where = "a node" if self.nodes == 1 else f"{self.nodes} nodes"
         ranks = self.nodes * self.local
         return f"{self.origin}: {self.rate / GIGA:.3g} GB/s on the bus of {ranks} ranks on {where}"
-
-
-def is_exchange(value: dict[str, Any]) -> bool:
-    """Return whether a result.json is that of an all-reduce check."""
-    return value.get("kind") == "allreduce"
-
-
-def read_exchange(path: Path) -> Exchange:
-    """Read the result.json of an all-reduce check; one that measured nothing is a `BadInput`."""
-    try:
-        value = read_sound(path, "layout.hosts", "summary.bus_gbs")
-        hosts = value["layout"]["hosts"]
-        rates = [(int(size), gbs) for size, gbs in value["summary"]["bus_gbs"].items()]
-    except ValueError as fault:
-        raise BadInput(f"{path} is not the result of an all-reduce check") from fault
-    sane = rates and all(
-        0 < size < GIGA * _MOST_GBS and 1 / _MOST_GBS <= gbs < _MOST_GBS for size, gbs in rates
-    )
-    if len(hosts) < 2 or not sane:
-        raise BadInput(f"{path} measured no all-reduce of two ranks or more")
-    counts = {hosts.count(host) for host in hosts}
-    if len(counts) > 1:
-        raise BadInput(f"{path} had more ranks on some nodes than on others")
-    rate = bus_rate(rates)
-    if rate is None:
-        raise BadInput(
-            f"{path}: its largest message took no longer than the next",
-            hint="measure larger ones: python -m hpcdl.measure.allreduce --sizes BYTES,...",
-        )
-    return Exchange(str(path), place_of(value), len(set(hosts)), counts.pop(), rate)
 
 
 def bus_rate(rates: Iterable[tuple[int, float]]) -> float | None:

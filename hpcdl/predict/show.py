@@ -172,7 +172,7 @@ def _grounds(found: Forecast, several: bool) -> list[str]:
     tokens = f"sequences ({images * net.height:.3g} tokens)"
     lines = [
         f"one GPU: {base.source} [{base.proof}]",
-        *(f"links: {link.describe} [run]" for link in found.request.links),
+        *(f"links: {link.describe} [run]" for link in found.request.exchanges),
         *(f"used: {used}" for used in found.found),
         f"epoch: {images:,.0f} {tokens if net.shape.hidden else 'images'}",
         *(f"note: {note}" for note in found.notes),
@@ -217,7 +217,7 @@ def _data(found: Forecast) -> dict[str, Any]:
             "low": base.low,
             "high": base.high,
         },
-        "links": [link.describe for link in request.links],
+        "links": [link.describe for link in request.exchanges],
         "used": list(found.found),
         "notes": list(found.notes),
         "memory_gb_per_gpu": work.memory_bytes(found.points[0].gpus) / GIGA,

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from itertools import groupby
 
-from hpcdl.predict.results import Exchange, Place, bus_rate
+from hpcdl.predict.results import Exchange, bus_rate
 from hpcdl.regress.references import fingerprint, read_references, site_file
 from hpcdl.site import Partition, Site
 
@@ -63,4 +63,4 @@ def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exch
         rates = [(sizes[row.metric], row.value) for row in group if row.metric in sizes]
         rate = bus_rate(rates) if rates else None
         if nodes * local > 1 and rate:
-            yield Exchange(str(path), Place(partition.name), nodes, local, rate)
+            yield Exchange(str(path), nodes, local, rate)
