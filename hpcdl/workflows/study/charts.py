@@ -173,7 +173,7 @@ def time_by_size(results: Results, title: str = "An epoch over the size of its d
         if line := results.line_of(series):
             end = 1.05 * (series[-1].size or 0)
             edge = min(memory, end)
-            ends = [(0.0, line.at(0)), (edge, line.at(edge)), (end, line.predicted(end))]
+            ends = [(size, line(size)) for size in (0.0, edge, end)]
             curves.append(Curve("", [(size / unit, took) for size, took in ends], "bound"))
         slow = [
             one

@@ -96,25 +96,6 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class EpochLine:
-    """Seconds of an epoch over the bytes of its data, and the largest epoch that made it."""
-
-    slope: float
-    start: float
-    last_size: float
-    last_seconds: float
-
-    def at(self, size: float) -> float:
-        """Seconds of an epoch on so many bytes."""
-        return self.start + self.slope * size
-
-    def predicted(self, size: float) -> float:
-        """Seconds of a larger epoch: by the line, or in proportion where that is more."""
-        # A line through two short epochs is easily too flat.
-        return max(self.at(size), self.last_seconds * size / self.last_size)
-
-
-@dataclass(frozen=True)
 class Results:
     """The results of a study, or of some of its cells; `every` measurement is of the whole study.
 
@@ -255,10 +236,11 @@ class Results:
                 found.setdefault(self.series_of(one.values), []).append(one)
         return found
 
-    def line_of(self, series: Sequence[CellMeasured]) -> EpochLine | None:
-        """The line through the sizes below memory, which a knee at its end cannot bend.
+    def line_of(self, series: Sequence[CellMeasured]) -> Callable[[float], float] | None:
+        """Seconds of an epoch over bytes, by a line through the sizes below memory.
 
-        None below two sizes, and where epochs do not grow with their data.
+        A knee at its end cannot bend it. Above, it is no less than proportion: a line through two
+        short epochs is easily too flat. None below two sizes, and where epochs do not grow.
         """
         below = [one for one in series if (one.size or 0) <= self.memory_bytes]
         sizes = [one.size or 0.0 for one in below]
@@ -266,7 +248,12 @@ class Results:
             return None
         seconds = [one.epoch_seconds or 0.0 for one in below]
         slope, start = linear_regression(sizes, seconds)
-        return EpochLine(slope, start, sizes[-1], seconds[-1]) if slope > 0 else None
+
+        def of(size: float) -> float:
+            least = seconds[-1] * size / sizes[-1] if size > self.memory_bytes else 0.0
+            return max(start + slope * size, least)
+
+        return of if slope > 0 else None
 
     # ---- rules ----
 
@@ -443,7 +430,7 @@ class Results:
                 values[f"{lack} memory of {name}"] = None
                 continue
             for one in above:
-                values[name] = (one.epoch_seconds or 0) / line.predicted(one.size or 0) - 1
+                values[name] = (one.epoch_seconds or 0) / line(one.size or 0) - 1
         return self._amount("epochs above memory, over what those below predict:", values, "+.1%")
 
 
