@@ -62,12 +62,12 @@ def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]
     The partition is that of the measured runs where this site has it, unless another is asked for.
     """
     from hpcdl.predict.request import ScalingRequest
-    from hpcdl.predict.results import place_of, read_sound
+    from hpcdl.predict.results import read_result
     from hpcdl.system.declare import typed, values_of
 
     values = values_of(ScalingRequest, typed(ScalingRequest, args))
     runs = [Path(path) for path in args.calibrate if path != _NONE]
-    site, measured = the_site(args), [place_of(read_sound(path)).partition for path in runs]
+    site, measured = the_site(args), [read_result(path).partition for path in runs]
     known = [name for name in measured if name in site.partitions]
     stated = bool(runs or args.images_per_second)
     place = _place(site, args, args.partition or next(iter(known), ""), stated=stated)

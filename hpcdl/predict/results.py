@@ -37,66 +37,6 @@ _LEAST_LOSS = 0.005
 _MOST_STRETCHED = 20.0
 
 
-class Place(NamedTuple):
-    """Where a run took place, as far as it says so.
-
-    `partition` and `gpu` (as the driver calls it) are empty where the run knew none; `on_cpu`
-    is whether it says that it used no GPU.
-    """
-
-    partition: str
-    gpu: str = ""
-    on_cpu: bool = False
-
-
-def place_of(value: dict[str, Any]) -> Place:
-    """Where the run of a result.json took place."""
-    return Place(
-        at(value, "job", "partition") or "",
-        at(value, "layout", "gpu") or "",
-        on_cpu=at(value, "layout", "gpu_per_rank") == 0,
-    )
-
-
-def read_sound(path: Path, *needed: str) -> dict[str, Any]:
-    """The values of a result.json that is of our version and has all that is `needed`."""
-    try:
-        record = RESULT.read(path)
-        record.need("schema", *needed)
-    except BadInput as fault:
-        hint = fault.hint or "`hpcdl train` writes a result.json for every run"
-        raise BadInput(fault.message, hint=hint) from fault
-    if record.values.get("kind") == "allreduce":
-        raise BadInput(
-            f"{path} is of an all-reduce check, not of a training",
-            hint="give the GB/s of its largest message: --network between nodes, --link within one",
-        )
-    return record.values
-
-
-def same_machine(found: MeasuredRun, machine: Machine) -> None:
-    """A run of another machine says nothing of this one: a `BadInput`."""
-    place = found.place
-    if place.partition and place.partition != machine.name:
-        raise BadInput(
-            f"{found.origin} measured the partition '{place.partition}', not '{machine.name}'",
-            hint="leave --partition out, or calibrate by a run of that partition",
-        )
-    # A run on the very partition is of its GPUs where it used none: emulated ones are none.
-    gpu = model_of_type(place.gpu) or place.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ")
-    if not (gpu or place.partition) and place.on_cpu:
-        gpu = CPU
-    names: tuple[str, ...] = (gpu, machine.gpu)
-    # Within a partition drivers do not always tell the cards of a kind apart.
-    if place.partition or "-" not in gpu:
-        names = tuple(name.replace("-", " ").partition(" ")[0] for name in names)
-    if gpu and names[0] != names[1]:
-        raise BadInput(
-            f"{found.origin} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
-            hint="calibrate by a run of that partition",
-        )
-
-
 # ---- runs ----
 
 
@@ -105,7 +45,8 @@ class MeasuredRun:
     """The values of a result.json that matter here; `seconds` of one rank's own work per step.
 
     `precision` is the trainer's word; `cpus` are those of a rank. `nodes` is 1, and `size`, of
-    images, None where it says none.
+    images, None where it says none. `partition` and `gpu` (as the driver calls it) are empty where
+    the run knew none; `on_cpu` is whether it says that it used no GPU.
     """
 
     origin: Path
@@ -117,7 +58,9 @@ class MeasuredRun:
     ranks: int
     nodes: int
     images_per_second: float
-    place: Place
+    partition: str
+    gpu: str
+    on_cpu: bool
     size: int | None = None
     cpus: int = 1
 
@@ -134,7 +77,7 @@ class MeasuredRun:
 
 def read_result(path: Path) -> MeasuredRun:
     """Read a result.json of `hpcdl train`; one that measured nothing is a `BadInput`."""
-    value = read_sound(path, "layout.ranks", "batch_per_rank", "summary.images_per_second")
+    value = _sound(path)
     ranks, batch = value["layout"]["ranks"], value["batch_per_rank"]
     rate, phases = value["summary"]["images_per_second"], at(value, "summary", "phases") or {}
     own = sum(phases.get(name) or 0.0 for name in _OWN_PHASES) or 1.0
@@ -158,10 +101,51 @@ def read_result(path: Path) -> MeasuredRun:
         ranks,
         len(set(map(str, hosts))) if isinstance(hosts, list) and hosts else 1,
         rate,
-        place_of(value),
+        at(value, "job", "partition") or "",
+        at(value, "layout", "gpu") or "",
+        at(value, "layout", "gpu_per_rank") == 0,
         size if isinstance(size, int) and 0 < size < _LARGEST_SIZE else None,
         max(1, at(value, "layout", "cpus_per_rank") or 1),
     )
+
+
+def _sound(path: Path) -> dict[str, Any]:
+    """The values of a result.json that is of our version, and of a training that was measured."""
+    try:
+        record = RESULT.read(path)
+        if record.values.get("kind") == "allreduce":
+            raise BadInput(
+                f"{path} is of an all-reduce check, not of a training",
+                hint="give the GB/s of its largest message: --network between nodes, --link within "
+                "one",
+            )
+        record.need("schema", "layout.ranks", "batch_per_rank", "summary.images_per_second")
+    except BadInput as fault:
+        hint = fault.hint or "`hpcdl train` writes a result.json for every run"
+        raise BadInput(fault.message, hint=hint) from fault
+    return record.values
+
+
+def same_machine(found: MeasuredRun, machine: Machine) -> None:
+    """A run of another machine says nothing of this one: a `BadInput`."""
+    if found.partition and found.partition != machine.name:
+        raise BadInput(
+            f"{found.origin} measured the partition '{found.partition}', not '{machine.name}'",
+            hint="leave --partition out, or calibrate by a run of that partition",
+        )
+    # A run on the very partition is of its GPUs where it used none: emulated ones are none.
+    gpu = model_of_type(found.gpu) or found.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    if not (gpu or found.partition) and found.on_cpu:
+        gpu = CPU
+    names: tuple[str, ...] = (gpu, machine.gpu)
+    # Within a partition drivers do not always tell the cards of a kind apart.
+    if found.partition or "-" not in gpu:
+        names = tuple(name.replace("-", " ").partition(" ")[0] for name in names)
+    if gpu and names[0] != names[1]:
+        raise BadInput(
+            f"{found.origin} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
+            hint="calibrate by a run of that partition",
+        )
 
 
 def trained_precision(name: str, compute: str | None, *, compress: bool = False) -> str:
