@@ -65,7 +65,6 @@ class ResourceRequest(NamedTuple):
     feature: str = ""
     qos: str = ""
     last_of_array: int | None = None
-    mpi: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,6 @@ def _beyond_limits(request: ResourceRequest, limits: PartitionLimits) -> list[Mi
     if limits.arrays is not None and (request.last_of_array or 0) >= limits.arrays:
         why = f"the last index of an array is {limits.arrays - 1} here (MaxArraySize)"
         reasons.append(Misfit(("last_of_array",), why))
-    if request.mpi and limits.mpi is not None and request.mpi not in limits.mpi:
-        reasons.append(Misfit(("mpi",), f"srun --mpi takes {', '.join(limits.mpi)} here"))
     return reasons
 
 

@@ -42,7 +42,6 @@ COUNT = st.none() | st.integers(1, 64)
         ({"feature": "p100|skylake"}, ()),
         ({"qos": "long"}, ("qos",)),
         ({"last_of_array": 1001}, ("last_of_array",)),
-        ({"mpi": "pmi2"}, ("mpi",)),
     ],
 )
 def test_what_is_too_much_is_named_and_nothing_else(asked, fields):

@@ -272,7 +272,7 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
         per_task, per_gpu = part.last("gpus-per-task"), part.last("mem-per-gpu")
         if per_task and not part.has(*counted) and not (part.has("nodes") and part.nodes):
             yield at("count-missing", per_task, "the number of tasks or nodes is missing")
-        elif per_gpu and not part.has(*_ASK_FOR_GPUS):
+        elif per_gpu and per_gpu.number != 0 and not part.has(*_ASK_FOR_GPUS):
             yield at("count-missing", per_gpu, "no GPUs are asked for")
         order = part.last("distribution")
         if order and order.text == "arbitrary" and not part.has("nodelist", "nodefile"):
