@@ -69,4 +69,4 @@ def test_mutated_directives_have_an_error_where_this_sbatch_refuses_them(machine
 
     found, asked = disagreements(ask, machine.folder, enumerate(mutated(count, seed=7)))
     assert asked > count / 2
-    assert len(found) <= count / 1000, found
+    assert len(found) <= 1 + count / 1000, found

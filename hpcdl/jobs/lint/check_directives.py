@@ -264,7 +264,7 @@ def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
             yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
 
 
-@checks("count-missing")
+@checks("count-missing", "count-wanted")
 def counts_of_nothing(job: Job) -> Iterator[Hit]:
     """GPUs per task without a number of tasks, memory per GPU without GPUs, and the like."""
     counted = ("ntasks", "ntasks-per-node", "gpus", "ntasks-per-gpu", "ntasks-per-tres")
@@ -273,13 +273,13 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
         if per_task and not part.has(*counted) and not (part.has("nodes") and part.nodes):
             yield at("count-missing", per_task, "the number of tasks or nodes is missing")
         elif per_gpu and per_gpu.number != 0 and not part.has(*_ASK_FOR_GPUS):
-            yield at("count-missing", per_gpu, "no GPUs are asked for")
+            yield at("count-wanted", per_gpu, "no GPUs are asked for")
         order = part.last("distribution")
         if order and order.text == "arbitrary" and not part.has("nodelist", "nodefile"):
-            yield at("count-missing", order, "no list of nodes is given")
+            yield at("count-wanted", order, "no list of nodes is given")
         tasks = part.last("ntasks-per-gpu")
         if tasks and not part.has(*_ASK_FOR_GPUS, "ntasks", "nodes"):
-            yield at("count-missing", tasks, "no GPUs or tasks are asked for")
+            yield at("count-wanted", tasks, "no GPUs or tasks are asked for")
 
 
 @checks("export-comma", "export-twice")
