@@ -7,7 +7,6 @@ with one tiny wheel: the records, locks, seals, modulefiles and renames are the 
 import dataclasses
 import os
 import sys
-import zipfile
 from pathlib import Path
 
 from hpcdl.stack.build import BuildPlan, build
@@ -17,7 +16,7 @@ from hpcdl.stack.recipe import recipe_of, running_interpreter
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.seal import sha256
 from hpcdl.stack.spack_backend import adopt as adopting
-from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, own_digest
+from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, own_digest, pack
 from hpcdl.system.errors import HpcdlError
 from tests.small_release import passing, silent, small_site
 
@@ -55,25 +54,11 @@ def tiny_plan(site, version):
     for name in ("pip", "setuptools", "wheel"):
         found = next(path for place in _WHEELS for path in sorted(place.glob(f"{name}-*.whl")))
         files.append(house / found.name)
-        aside = house / f"{os.getpid()}-{found.name}"  # another build may read it just now
-        aside.write_bytes(found.read_bytes())
-        aside.replace(files[-1])
-    wheels = tuple(
-        Wheel(
-            one.name.split("-")[0].replace("_", "-"), one.name.split("-")[1], one.name, sha256(one)
-        )
-        for one in files
-    )
-    return BuildPlan(
-        site,
-        request,
-        (),
-        recipe,
-        running_interpreter(),
-        "",
-        own_digest(),
-        Wheelhouse(house, wheels),
-    )
+        _put(files[-1], found.read_bytes())
+    parts = [(file, *file.name.split("-")[:2]) for file in files]
+    wheels = tuple(Wheel(n.replace("_", "-"), v, file.name, sha256(file)) for file, n, v in parts)
+    house = Wheelhouse(house, wheels)
+    return BuildPlan(site, request, (), recipe, running_interpreter(), "", own_digest(), house)
 
 
 def _empty_wheel(house, name, version):
@@ -83,14 +68,16 @@ def _empty_wheel(house, name, version):
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    texts[f"{info}/RECORD"] = "".join(f"{one},,\n" for one in (*texts, f"{info}/RECORD"))
-    if not path.exists():
-        aside = path.with_suffix(f".{os.getpid()}")
-        with zipfile.ZipFile(aside, "w") as file:
-            for one, text in texts.items():
-                file.writestr(zipfile.ZipInfo(one), text)
-        aside.replace(path)
+    members = {member: text.encode() for member, text in texts.items()}
+    _put(path, pack(members, f"{info}/RECORD"))
     return path
+
+
+def _put(path, data):
+    """As a whole: another build may read it just now."""
+    aside = path.with_name(f"{os.getpid()}-{path.name}")
+    aside.write_bytes(data)
+    aside.replace(path)
 
 
 def adopt_small(site, environment):

@@ -53,8 +53,8 @@ def _filled(bench):
     return first
 
 
-def broken(bench, error, **how):
-    """An error from a change on, or at one: the old state or the new one, and a clear message."""
+def _moments(bench):
+    """Each command at each of its changes: its name, its words, a fresh place, the change."""
     first, place = _filled(bench), bench.home / "disk"
     bench.extra["HPCDL_CACHE"] = str(place / "cache")
     for number in bench.times():
@@ -62,6 +62,12 @@ def broken(bench, error, **how):
         _renewed(first, place)
         at = bench.moment(name, number // 6, words, place)
         _renewed(first, place)
+        yield name, words, place, at
+
+
+def broken(bench, error, **how):
+    """An error from a change on, or at one: the old state or the new one, and a clear message."""
+    for name, words, place, at in _moments(bench):
         before = set(release_ids(small_site(place / "prefix")))
         done = bench.run(words, fault=Fault(place, at, error, **how))
         _judged(bench, name, done, f"{errno.errorcode[error]} at {at}")
@@ -78,13 +84,7 @@ def broken(bench, error, **how):
 
 def slow(bench):
     """A change takes 5 s: the same command beside it waits; nothing is done twice or by half."""
-    first, place = _filled(bench), bench.home / "disk"
-    bench.extra["HPCDL_CACHE"] = str(place / "cache")
-    for number in bench.times():
-        name, words = list(commands(bench, place).items())[number % 6]
-        _renewed(first, place)
-        at = bench.moment(name, number // 6, words, place)
-        _renewed(first, place)
+    for name, words, place, at in _moments(bench):
         late = bench.start(words, fault=Fault(place, at, slow=5))
         done = bench.run(words)
         out, err = late.communicate(timeout=60)
