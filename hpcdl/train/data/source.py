@@ -224,7 +224,7 @@ def unreadable(fault: Exception) -> BadInput:
     return BadInput(
         f"the data cannot be read: {why}",
         hint="`hpcdl data inspect --decode DIR` names damaged records, and --repair leaves them "
-        "out; of a function of yours the error above is the reason",
+        "out; where a function of your own raised it, that is the reason",
     )
 
 
