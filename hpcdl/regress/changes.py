@@ -152,7 +152,7 @@ class _State:
 
     def learn(self, end: int) -> Noise | None:
         """Return the estimate from the level's nights before `end`."""
-        past = self.nights.values[max(self.start, end - LEVEL_NIGHTS) : end]
+        past = self.nights.sample[max(self.start, end - LEVEL_NIGHTS) : end]
         missing = LEVEL_NIGHTS - len(past)
         earlier = self.earlier[-missing:] if missing else []
         return noise_of(past, earlier, self.nights.within, self.nights.step)
@@ -447,7 +447,7 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
 def _tell(state: _State, new: Found) -> None:
     """A change is new, or continues the one before: then it is the same event."""
     last, start = state.active, state.start
-    past = state.nights.values[max(start, new.began - LEVEL_NIGHTS) : new.began]
+    past = state.nights.sample[max(start, new.began - LEVEL_NIGHTS) : new.began]
     earlier = [*state.earlier, *(value - new.before for value in past)][-LEVEL_NIGHTS:]
     if last and last.kind is new.kind and new.began - last.level_start <= MIN_NIGHTS:
         state.found[-1] = last._replace(level_start=new.began)

@@ -250,6 +250,14 @@ class Nightly:
         """The number of runs that a night has; the scatter of nights is that of so many."""
         return median(map(len, self.runs)) if self.runs else 1.0
 
+    @property
+    def sample(self) -> Sequence[float]:
+        """What tells of the scatter of nights: of a night that was measured again its first run.
+
+        Without those low runs every later one would look like none before.
+        """
+        return self.firsts if self.usual == 1 else self.values
+
     @cached_property
     def firsts(self) -> Sequence[float]:
         """The first run of each night."""

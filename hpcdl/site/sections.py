@@ -302,7 +302,7 @@ class Remeasure:
     """How often the nightly checks measure again what is suspicious, the same night."""
 
     runs: int = option(
-        "At most so many further runs of a check; 0 for none", 3, **whole(0, 20), example=3
+        "At most so many further runs of a check; 0 for none", 4, **whole(0, 20), example=4
     )
     minutes: float = option(
         "No run starts or continues after this many minutes", 30.0, **number(0, 1440), example=30

@@ -97,7 +97,7 @@ def series(kind, rng, runs, level=healthy, nights=NIGHTS):
     return found
 
 
-def measured_again(process, nights, doubtful, most=3):
+def measured_again(process, nights, doubtful, most=4):
     """Nights as a site measures them: one run, and up to `most` more while `doubtful(so far)`.
 
     The first of the others is on the same node, the next ones are where they come to lie. Gives the

@@ -104,12 +104,12 @@ def check_that_runs(folder, script):
             3,
             "median of 3 runs: 50, 100, 100",
         ),
-        ("echo rate 50", Status.FAIL, 4, "rate 50 MB/s is 50% below"),
+        ("echo rate 50", Status.FAIL, 5, "rate 50 MB/s is 50% below"),
         # The first node is slow, whichever run it is; the other one is not.
         (
             "[[ $SLURMD_NODENAME == *1 ]] && echo rate 50 || echo rate 100",
             Status.FAIL,
-            4,
+            5,
             "slow node",
         ),
     ],

@@ -220,5 +220,5 @@ def test_units_run_as_somebody_who_exists_and_as_root_only_if_said(three_generat
 def test_a_pipeline_says_what_it_will_do(three_generations):
     said = explained(three_generations, Request("site.yaml", user="hpc", at="02:30", runs=3))
     assert "every night at 02:30 as hpc: checks with the tags nightly and node, runs: 3" in said
-    assert "again where suspicious: at most 3 more, for 30 minutes" in said
+    assert "again where suspicious: at most 4 more, for 30 minutes" in said
     assert "on sunday at 08:30 as hpc" in said
