@@ -67,6 +67,8 @@ def test_mutated_directives_have_an_error_where_this_sbatch_refuses_them(machine
     def ask(*argv, check=False):
         return machine(*argv, timeout=120)
 
-    found, asked = disagreements(ask, machine.folder, enumerate(mutated(count, seed=7)))
+    # Whether a job that another depends on exists is no matter of syntax.
+    texts = ((n, one) for n, one in enumerate(mutated(count, seed=7)) if ":7" not in one)
+    found, asked = disagreements(ask, machine.folder, texts)
     assert asked > count / 2
     assert len(found) <= 1 + count / 1000, found

@@ -264,7 +264,7 @@ def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
             yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
 
 
-@checks("count-missing", "count-wanted")
+@checks("count-missing", "count-wanted", "cpus-per-gpu-alone")
 def counts_of_nothing(job: Job) -> Iterator[Hit]:
     """GPUs per task without a number of tasks, memory per GPU without GPUs, and the like."""
     counted = ("ntasks", "ntasks-per-node", "gpus", "ntasks-per-gpu", "ntasks-per-tres")
@@ -277,6 +277,9 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
         order = part.last("distribution")
         if order and order.text == "arbitrary" and not part.has("nodelist", "nodefile"):
             yield at("count-wanted", order, "no list of nodes is given")
+        cpus = part.last("cpus-per-gpu")
+        if cpus and not part.has(*_ASK_FOR_GPUS):
+            yield at("cpus-per-gpu-alone", cpus)
         tasks = part.last("ntasks-per-gpu")
         if tasks and not part.has(*_ASK_FOR_GPUS, "ntasks", "nodes"):
             yield at("count-wanted", tasks, "no GPUs or tasks are asked for")
