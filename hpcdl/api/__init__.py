@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from pathlib import Path
@@ -138,15 +139,8 @@ def _seen(job: JobSpec) -> JobSpec:
 def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, published: bool) -> Module:
     from hpcdl.workflows.modules import modules_of_job
 
-    modules = modules_of_job(
-        site,
-        (job.partition,),
-        job.modules if named is None else named,
-        gpu_model=job.gpu_model,
-        container=job.container is not None,
-        published=published,
-    )
-    return modules[job.partition]
+    job = job if named is None else replace(job, modules=tuple(named))
+    return modules_of_job(site, job, published=published)[job.partition]
 
 
 @_checked

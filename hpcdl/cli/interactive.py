@@ -43,7 +43,7 @@ def shell(args: argparse.Namespace) -> ExitCode | int:
     site = request.asked_site(args)
     args.asked.setdefault("name", "shell")
     spec = replace(request.spec_of(args, site), program=tuple(args.rest))
-    module = request.module_of(args, site, spec, published=not args.dry_run)
+    module = request.module_of(site, spec, published=not args.dry_run)
     plan = plan_shell(site, spec, module, Path.cwd())
     if args.dry_run:
         print(f"would run: salloc {' '.join(plan.options)}\n\n{plan.files['shell.sh'].decode()}")
@@ -79,7 +79,7 @@ def jupyter(args: argparse.Namespace) -> ExitCode:
         args.asked.setdefault("name", "jupyter")
         asked = replace(request.spec_of(args, site), program=tuple(args.rest))
         spec = notebook(asked, Path.cwd())
-        module = request.module_of(args, site, spec, published=not args.dry_run)
+        module = request.module_of(site, spec, published=not args.dry_run)
         if args.dry_run:
             print(submission.place(site, spec, module)[0].text, end="")
             return ExitCode.OK

@@ -35,7 +35,7 @@ def _written(args: argparse.Namespace) -> JobScript:
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
-    return render_script(site, spec, request.checked(args, site, spec, queued=False))
+    return render_script(site, spec, request.checked(site, spec, queued=False))
 
 
 @command(
@@ -95,7 +95,7 @@ def _submit(args: argparse.Namespace) -> ExitCode:
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
-    module = request.checked(args, site, spec, queued=True)
+    module = request.checked(site, spec, queued=True)
     if args.dry_run:
         script, placed = place(site, spec, module)
         if not args.json:
@@ -165,6 +165,7 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     """Submit a matrix of jobs as job arrays; a second run submits only missing points."""
     from hpcdl.jobs import sweep_run
     from hpcdl.jobs.sweep import check_keys, matrix_of, plan, request_of, samples
+    from hpcdl.workflows.modules import modules_of_job
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
@@ -190,10 +191,10 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     if args.status:
         return _show_sweep(sweep_run.run_statuses(folder, points, request=asked), folder, args)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
-    modules = request.modules_of(args, site, spec, tuple(places), published=True)
+    modules = modules_of_job(site, spec, tuple(places), published=True)
     for point in samples(points)[:_CHECKED]:
         module = modules[point.spec.partition]
-        request.checked(args, site, point.spec, queued=True, module=module)
+        request.checked(site, point.spec, queued=True, module=module)
     if args.dry_run:
         found = sweep_run.run_statuses(folder, points, request=asked)
         return _would_sweep(found, site, folder, modules, args)

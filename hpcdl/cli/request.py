@@ -81,14 +81,7 @@ def spec_of(args: argparse.Namespace, site: Site) -> JobSpec:
     )
 
 
-def checked(
-    args: argparse.Namespace,
-    site: Site,
-    spec: JobSpec,
-    *,
-    queued: bool,
-    module: Module | None = None,
-) -> Module:
+def checked(site: Site, spec: JobSpec, *, queued: bool, module: Module | None = None) -> Module:
     """The module of a job, after all that can be known of the job before it is queued is checked.
 
     `queued` says whether it is to be queued here: then its release, program and data set must be
@@ -113,7 +106,7 @@ def checked(
     ]
     if module is None:
         try:
-            loaded = module_of(args, site, spec, published=queued)
+            loaded = module_of(site, spec, published=queued)
         except HpcdlError as fault:
             faults.append(fault)
     for check in checks:
@@ -189,9 +182,11 @@ def pair(option: str, text: str, form: str) -> tuple[str, str]:
     return name, value
 
 
-def module_of(args: argparse.Namespace, site: Site, spec: JobSpec, *, published: bool) -> Module:
+def module_of(site: Site, spec: JobSpec, *, published: bool) -> Module:
     """The module that the job loads; `published`: it must be there now."""
-    module = modules_of(args, site, spec, (spec.partition,), published=published)[spec.partition]
+    from hpcdl.workflows.modules import modules_of_job
+
+    module = modules_of_job(site, spec, published=published)[spec.partition]
     if module.names and module.release is None and not spec.modules:
         print(
             f"note: no release is published for '{spec.partition}': the script loads the module "
@@ -199,24 +194,3 @@ def module_of(args: argparse.Namespace, site: Site, spec: JobSpec, *, published:
             file=sys.stderr,
         )
     return module
-
-
-def modules_of(
-    args: argparse.Namespace,
-    site: Site,
-    spec: JobSpec,
-    partitions: Sequence[str],
-    *,
-    published: bool,
-) -> dict[str, Module]:
-    """The module that the jobs of each of these partitions load: each may have its own stack."""
-    from hpcdl.workflows.modules import modules_of_job
-
-    return modules_of_job(
-        site,
-        partitions,
-        spec.modules,
-        gpu_model=spec.gpu_model,
-        container=spec.container is not None,
-        published=published,
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hpcdl.jobs.spec import Module
+from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import Partition, Site
 from hpcdl.site.gpu_models import ask_for, groups_for
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -55,24 +55,19 @@ def module_for(
 
 
 def modules_of_job(
-    site: Site,
-    partitions: Sequence[str],
-    named: Sequence[str] | None,
-    *,
-    gpu_model: str | None,
-    container: bool,
-    published: bool,
+    site: Site, spec: JobSpec, partitions: Sequence[str] = (), *, published: bool
 ) -> dict[str, Module]:
-    """The module of a job on each of these partitions: each may have its own stack.
+    """The module of a job on each of these partitions, its own by default: each may have a stack.
 
-    `named` are the user's modules instead of the release's, () for none. A container brings its own
+    A job's own modules are loaded instead of the release's, () for none. A container brings its own
     software: without a name it loads none. For `published` see `module_for`; BadInput then also for
     a named module that is not there.
     """
-    if container if named is None else not named:
+    named, model, partitions = spec.modules, spec.gpu_model, partitions or (spec.partition,)
+    if spec.container is not None if named is None else not named:
         return dict.fromkeys(partitions, Module(()))
     modules = {
-        name: module_for(site, name, named or (), gpu_model=gpu_model, published=published)
+        name: module_for(site, name, named or (), gpu_model=model, published=published)
         for name in partitions
     }
     if published and named:

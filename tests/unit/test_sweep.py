@@ -176,7 +176,7 @@ class Queue:
         self.options.append(tuple(options))
         return 100 + len(self.scripts)
 
-    def records(self):
+    def records(self, mine=False):
         numbers = range(101, 101 + len(self.scripts))
         return tuple(said.job(id=n, array_job=n, array_tasks="0-999") for n in numbers)
 

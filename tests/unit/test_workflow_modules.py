@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.jobs import Module
+from hpcdl.jobs import JobSpec, Module
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.modules import check_available, module_for, modules_of_job
 from tests.unit.conftest import shipped
@@ -21,7 +21,7 @@ def test_without_a_release_a_module_without_version_is_named_and_submitting_is_r
     assert module_for(site, "p100") == Module(("tensorflow",)), "nothing is pinned or resolved"
     with pytest.raises(MissingPrerequisite, match="no published release"):
         module_for(site, "p100", published=True)
-    found = modules_of_job(site, ("p100",), (), gpu_model=None, container=False, published=True)
+    found = modules_of_job(site, JobSpec("p100", modules=()), published=True)
     assert found == {"p100": Module(())}
 
 
