@@ -26,7 +26,7 @@ def site(tmp_path, monkeypatch):
     numbers = iter(range(7, 99))
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
     takes_every_job(monkeypatch)
-    monkeypatch.setattr(client, "queue", lambda: ())
+    monkeypatch.setattr(client, "queue", lambda **_: ())
     shipped = load_site(find_site_file("embedded"))
     return replace(shipped, paths=replace(shipped.paths, work=tmp_path / "work"))
 

@@ -23,7 +23,7 @@ def site(three_generations, tmp_path, monkeypatch):
     takes_every_job(monkeypatch)
     monkeypatch.setattr(client, "own_jobs", frozenset)
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
-    monkeypatch.setattr(client, "queue", lambda: (said.job(id=9, state="RUNNING", nodes="n1"),))
+    monkeypatch.setattr(client, "queue", lambda **_: (said.job(id=9, state="RUNNING", nodes="n1"),))
     return replace(three_generations, paths=replace(three_generations.paths, work=tmp_path))
 
 
@@ -47,7 +47,7 @@ def test_runs_are_listed_by_what_slurm_or_their_files_say(site):
 
 def test_a_cancelled_job_is_listed_with_who_did_it(site, monkeypatch):
     known = [said.job(id=number, state="CANCELLED") for number in (7, 8)]
-    monkeypatch.setattr(client, "queue", lambda: known)
+    monkeypatch.setattr(client, "queue", lambda **_: known)
     root = said.job(id=7, state="CANCELLED", cancelled_by=0)
     monkeypatch.setattr(client, "accounted", lambda jobs: {7: root} if jobs == [7, 8] else 0)
     for _ in known:
@@ -80,7 +80,7 @@ def test_an_array_is_listed_by_its_tasks(site, monkeypatch):
     ended(second, "0")
     running = said.job(id=30, array_job=8, array_tasks="1", state="RUNNING")
     pending = said.job(id=8, array_job=8, array_tasks="2-3%1", state="PENDING")
-    monkeypatch.setattr(client, "queue", lambda: (running, pending))
+    monkeypatch.setattr(client, "queue", lambda **_: (running, pending))
     found = {one.name: one for one in own_jobs(site, 5)}
     assert found["second"].folder == second
     assert {(one.job_id, one.state, one.description) for one in found.values()} == {
@@ -116,7 +116,7 @@ def test_an_array_of_another_cluster_is_neither_listed_nor_cancelled(site, tmp_p
     """Two embedded clusters share the work directory: both count their jobs from 1."""
     swept(site, "of-the-other")
     active = said.job(id=7, array_job=7, array_tasks="0-3", state="RUNNING")
-    monkeypatch.setattr(client, "queue", lambda: (active,))
+    monkeypatch.setattr(client, "queue", lambda **_: (active,))
     assert [one.job_id for one in own_jobs(site, 5)] == [7]
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
     embedded(tmp_path, monkeypatch)
@@ -174,7 +174,7 @@ def test_an_array_is_cancelled_by_its_number(site, monkeypatch, capsys):
     swept(site, "one")
     cancelled = []
     monkeypatch.setattr(client, "cancel", cancelled.extend)
-    monkeypatch.setattr(client, "queue", list)
+    monkeypatch.setattr(client, "queue", lambda **_: [])
     monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
     assert main(["job", "cancel", "7", "8"]) == 2
     assert (
