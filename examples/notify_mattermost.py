@@ -15,4 +15,4 @@ lines = "\n".join([notice["subject"], *notice["lines"]]).replace("`", "'")
 body = {"text": f"```\n{lines}\n```\n{notice['link']}"}
 url = Path(sys.argv[1]).read_text().strip()
 request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
-urlopen(request, timeout=10)  # noqa: S310
+urlopen(request, timeout=10)  # noqa: S310 - the address is your own  # nosec B310

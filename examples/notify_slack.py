@@ -16,4 +16,4 @@ lines = escape("\n".join(notice["lines"]), quote=False).replace("`", "'")
 text = f"{escape(notice['subject'], quote=False)}\n```\n{lines}\n```\n{notice['link']}"
 url = Path(sys.argv[1]).read_text().strip()
 request = Request(url, json.dumps({"text": text}).encode(), {"Content-Type": "application/json"})  # noqa: S310
-urlopen(request, timeout=10)  # noqa: S310
+urlopen(request, timeout=10)  # noqa: S310 - the address is your own  # nosec B310

@@ -19,4 +19,4 @@ attachment = {"contentType": "application/vnd.microsoft.card.adaptive", "content
 body = json.dumps({"type": "message", "attachments": [attachment]}).encode()
 url = Path(sys.argv[1]).read_text().strip()
 request = Request(url, body, {"Content-Type": "application/json"})  # noqa: S310
-urlopen(request, timeout=10)  # noqa: S310
+urlopen(request, timeout=10)  # noqa: S310 - the address is your own  # nosec B310
