@@ -191,8 +191,12 @@ def test_its_bill_of_materials_is_valid_and_names_every_licence_but_a_few(releas
     components = bill(release)
     assert len(components) == len(release.lock) + 3, "hpcdl, Python and the MPI beside the wheels"
     assert {"hpcdl", "python"} <= {one["name"].lower() for one in components}
-    named = [one["name"] for one in components for row in one["licenses"] if "name" in str(row)]
-    assert len(named) < 12
+    named = [
+        one["name"]
+        for one in components
+        if not one.get("licenses") or "name" in str(one["licenses"][0])
+    ]
+    assert len(named) < 6
     assert "tensorflow-cpu" not in named
 
 
