@@ -3,6 +3,7 @@
 Ratios are medians over turns inside one run, of CPU time.
 """
 
+import re
 import statistics
 import subprocess
 from functools import partial
@@ -13,50 +14,81 @@ from tests.integration.train_runs import environment
 
 _TURNS = 7
 _VIT, _GPT = "examples.transformers:vit_s16", "examples.transformers:gpt"
-_STEPS = (
-    # network, batch, steps of the long and of the short run, turns, steps per call of fit, goal
-    ("resnet50", 8, 5, 2, 3, 1, 1.0),
-    ("resnet50 --set=fit.fused=false", 8, 5, 2, 3, 1, None),
-    (_VIT, 8, 4, 2, 3, 1, 1.0),
-    (_GPT, 4, 4, 2, 3, 1, 1.0),
-    ("mlp", 64, 6400, 2000, 5, 1, 1.2),
-    ("mlp", 64, 6400, 2000, 5, 64, 1.0),
+_LARGE = (
+    # network, options of ours, batch, goal
+    ("resnet50", (), 8, 1.0),
+    ("resnet50", ("--set=fit.fused=false",), 8, None),
+    (_VIT, (), 8, 1.0),
+    (_GPT, ("--dataset=tests.bench.cpu_steps:text",), 4, 1.0),
 )
 
 
-def _spent(made, words):
-    """CPU seconds of a program of the release's Python."""
-    run = partial(
-        subprocess.run,
+def _run(made, words):
+    return subprocess.run(
         [made.python, *map(str, words)],
         cwd=ROOT,
         check=True,
         capture_output=True,
+        text=True,
         env=environment() | {"PYTHONPATH": str(ROOT)},
+    ).stdout
+
+
+def _ours(made, model, batch, *more):
+    words = ("-m", "hpcdl.train", f"--model={model}", f"--batch-per-rank={batch}", *more)
+    return (
+        *words,
+        "--checkpoint-every=0",
+        "--lr=0.0001",
+        "--fresh",
+        f"--job-dir={made.folder}/fit",
     )
-    return timed(run, children)
 
 
-def _fit(made):
-    """A step of ours beside a step of `fit`: long runs less short ones, in turns."""
-    for name, batch, long, short, turns, grouped, least in _STEPS:
-        model, *more = name.split()
-        ours = ["-m", "hpcdl.train", f"--model={model}", f"--batch-per-rank={batch}", *more]
-        ours += ["--checkpoint-every=0", "--lr=0.0001", "--fresh", f"--job-dir={made.folder}/fit"]
-        ours += ["--dataset=examples.transformers:corpus"] if model == _GPT else []
-        plain = ("-m", "tests.bench.train_fit", model, batch)
-        ratios = []
-        for _ in range(turns):
-            mine = [_spent(made, [*ours, f"--steps={n}"]) for n in (long, short)]
-            theirs = [_spent(made, [*plain, n, grouped]) for n in (long, short)]
-            ratios.append((theirs[0] - theirs[1]) / max(1e-9, mine[0] - mine[1]))
+def _large(made):
+    """A step of large networks beside a step of `fit`: CPU time inside the process, in turns."""
+    cpu = "--callback=tests.bench.cpu_steps:CpuSteps"
+    for model, more, batch, least in _LARGE:
+        sides = {
+            "ours": _ours(made, model, batch, "--steps=8", cpu, *more),
+            "fit": ("-m", "tests.bench.train_fit", model, batch, 8, 0),
+        }
+        seconds = {side: [] for side in sides}
+        for _ in range(_TURNS):
+            for side, words in sides.items():
+                (line,) = re.findall("^CPU (.*)", _run(made, words), re.M)
+                seconds[side].append(float(line))
+        ours, fit = (statistics.median(seconds[side]) for side in sides)
         report(
-            f"step: {name}, batch {batch}, beside model.fit",
+            " ".join(["step:", model, *more[:1], f"batch {batch}, beside model.fit"]),
+            fit / ours,
+            "x",
+            least=least,
+            yardstick=f"fit: {fit:.2f} CPU-s a step",
+            note=f"ours: {ours:.2f}; {seconds}",
+        )
+
+
+def _small(made):
+    """A step of the MLP beside `fit`: long runs less short ones, in turns."""
+    for grouped, least in ((1, 1.2), (64, 1.0)):
+        ratios = []
+        for _ in range(_TURNS):
+            spent = {}
+            for steps in (6400, 2000):
+                ours = _ours(made, "mlp", 64, f"--steps={steps}")
+                plain = ("-m", "tests.bench.train_fit", "mlp", 64, steps, grouped)
+                for side, words in (("ours", ours), ("fit", plain)):
+                    spent[side, steps] = timed(partial(_run, made, words), children)
+            ours, fit = (spent[side, 6400] - spent[side, 2000] for side in ("ours", "fit"))
+            ratios.append(fit / max(1e-9, ours))
+        report(
+            f"step: mlp, batch 64, beside model.fit with steps_per_execution={grouped}",
             statistics.median(ratios),
             "x",
             least=least,
-            yardstick=f"fit, steps_per_execution={grouped}",
-            note=f"by CPU time, in turns: {', '.join(f'{ratio:.3f}' for ratio in ratios)}",
+            yardstick="fit",
+            note=f"by CPU time: {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
         )
 
 
@@ -138,14 +170,7 @@ def _startup(made):
     spent = {"ours": [], "keras": []}
     for _ in range(_TURNS + 1):
         for name, words in (("ours", ours), ("keras", ["-c", _PLAIN])):
-            run = partial(
-                subprocess.run,
-                [made.python, *words],
-                check=True,
-                capture_output=True,
-                env=environment() | {"PYTHONPATH": str(ROOT)},
-            )
-            spent[name].append(timed(run, children))
+            spent[name].append(timed(partial(_run, made, words), children))
     medians = {name: statistics.median(seconds[1:]) for name, seconds in spent.items()}
     ratio = medians["ours"] / medians["keras"]
     report(
@@ -161,6 +186,7 @@ def _startup(made):
 def main():
     with runs() as made:
         _startup(made)
-        _fit(made)
+        _large(made)
+        _small(made)
         _checkpoint(made)
         _ranks(made)

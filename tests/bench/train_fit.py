@@ -2,12 +2,15 @@
 
 import sys
 
-from tests.started import tensorflow
+from hpcdl.train.options import facts_of
+from hpcdl.train.startup import import_tensorflow, this_place
 
-tf = tensorflow()
+NAME = sys.argv[1]
+# With the settings of a run: without oneDNN, `fit` took half as long again.
+tf = import_tensorflow(this_place(), onednn=facts_of(NAME).get("onednn", True))
 
 from hpcdl.train.models import ModelRecipe, set_up_keras  # noqa: E402
-from hpcdl.train.options import facts_of  # noqa: E402
+from tests.bench.cpu_steps import CpuSteps  # noqa: E402
 
 
 def main(name, batch, steps, grouped):
@@ -25,10 +28,11 @@ def main(name, batch, steps, grouped):
         tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         metrics=["accuracy"],
         jit_compile=False,
-        steps_per_execution=grouped,
+        steps_per_execution=grouped or 1,
     )
     data = tf.data.Dataset.from_tensors((images, labels)).repeat(steps)
-    model.fit(data, steps_per_epoch=steps, verbose=0)
+    callbacks = [CpuSteps()] if grouped == 0 else []
+    model.fit(data, steps_per_epoch=steps, verbose=0, callbacks=callbacks)
 
 
-main(sys.argv[1], *map(int, sys.argv[2:]))
+main(NAME, *map(int, sys.argv[2:]))
