@@ -24,9 +24,9 @@ def forecast_text(found: Sequence[Forecast]) -> str:
     """The answer in its first lines, a table of counts, and what it rests on."""
     several = len(found) > 1
     rows = [
-        {"partition": one.machine.name, "GPU": one.machine.gpu, **_cells(one, point)}
-        for one in found
-        for point in one.points
+        {"partition": forecast.machine.name, "GPU": forecast.machine.gpu, **_cells(forecast, point)}
+        for forecast in found
+        for point in forecast.points
     ]
     hidden = _LEFT_OUT if several else {"partition", "GPU"}
     header = [
@@ -36,8 +36,8 @@ def forecast_text(found: Sequence[Forecast]) -> str:
     ]
     counts = table([[row.get(name, "-") for name in header] for row in rows], header)
     verdict = table([(name, text) for name, _, text in _verdict(found)])
-    grounds = [line for one in found for line in _grounds(one, several)]
-    if any(one.kilowatt_hours(one.points[0]) for one in found):
+    grounds = [line for forecast in found for line in _grounds(forecast, several)]
+    if any(forecast.kilowatt_hours(forecast.points[0]) for forecast in found):
         grounds.append(_POWER)
     grounds.append("likely: eight of ten published rows were within these bounds (docs/predict.md)")
     head = [] if several else [_head(found[0]), ""]
@@ -50,7 +50,7 @@ def _verdict(found: Sequence[Forecast]) -> list[tuple[str, Forecast | None, str]
     Each has a name, its forecast and a text; of several partitions the last is left out.
     """
     request, several = found[0].request, len(found) > 1
-    priced = all(one.price is not None for one in found)
+    priced = all(forecast.price is not None for forecast in found)
     by = f" by {'money' if priced else 'GPU-hours'}" if several else ""
     by += f" within {request.deadline_hours:g} h" if request.deadline_hours else ""
     names = {"fastest": "fastest", "cheapest": f"cheapest{by}"}
@@ -59,15 +59,15 @@ def _verdict(found: Sequence[Forecast]) -> list[tuple[str, Forecast | None, str]
     lines: list[tuple[str, Forecast | None, str]] = []
     for choice, name in names.items():
         costs = []
-        for at, one in enumerate(found):
-            point: ScalingPoint | None = getattr(one.choices, choice)
+        for at, forecast in enumerate(found):
+            point: ScalingPoint | None = getattr(forecast.choices, choice)
             if point:
-                spent = one.cost(point) if priced else point.gpu_hours
-                costs.append((point.seconds if choice == "fastest" else spent, at, one, point))
+                spent = forecast.cost(point) if priced else point.gpu_hours
+                costs.append((point.seconds if choice == "fastest" else spent, at, forecast, point))
         if costs:
-            *_, one, point = min(costs)
-            on = f"{one.machine.name}, " if several else ""
-            lines.append((name, one, on + _choice(one, point)))
+            *_, forecast, point = min(costs)
+            on = f"{forecast.machine.name}, " if several else ""
+            lines.append((name, forecast, on + _choice(forecast, point)))
         else:
             lines.append((name, None, _why_none(found)))
     return lines
@@ -84,13 +84,13 @@ def _choice(found: Forecast, point: ScalingPoint) -> str:
 
 
 def _why_none(found: Sequence[Forecast]) -> str:
-    one, *others = found
+    forecast, *others = found
     if others:
         return "none of these partitions and counts"
-    if not any(point.fits for point in one.points):
-        return f"nothing fits: {smallest_that_fits(one.machine, one.work)}"
-    if all(point.beyond or not point.fits for point in one.points):
-        return f"none: the partition has {count_of(one.machine.nodes, 'node')}"
+    if not any(point.fits for point in forecast.points):
+        return f"nothing fits: {smallest_that_fits(forecast.machine, forecast.work)}"
+    if all(point.beyond or not point.fits for point in forecast.points):
+        return f"none: the partition has {count_of(forecast.machine.nodes, 'node')}"
     return "none of these counts"
 
 

@@ -103,12 +103,12 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
 
     def measured(self) -> Measured:
         """Return the job's result.json, if it is of this job."""
-        found = read_result(Path(self.stagedir) / RESULT)
+        result = read_result(Path(self.stagedir) / RESULT)
         if self.job.record is None:
-            return found
+            return result
         _, partition = self.place()
         gpu = partition.gpu.driver_name if partition.gpu and self.needs_gpus else ""
-        return of_this_run(found, self.job.record, self.job.token, gpu)
+        return of_this_run(result, self.job.record, self.job.token, gpu)
 
     def expected(self, metric: Metric, site: Site, partition: Partition) -> Reference | None:
         """A reference that follows from a model or a rule, where no file has one."""
@@ -283,14 +283,14 @@ class PrintedCheck(HpcdlCheck):
     def measured(self) -> Measured:
         """Return the number that was printed last."""
         log = Path(self.stagedir) / LOG
-        found = re.findall(self.pattern, log.read_text(errors="replace") if log.exists() else "")
-        if not found:
+        printed = re.findall(self.pattern, log.read_text(errors="replace") if log.exists() else "")
+        if not printed:
             text = f"missing metric: nothing that the job printed fits {self.pattern!r}"
             return Measured({}, (JobFault(FaultKind.NO_METRIC, text),))
         try:
-            return Measured({"printed": float(found[-1])})
+            return Measured({"printed": float(printed[-1])})
         except (TypeError, ValueError):
-            text = f"missing metric: {found[-1]!r} is no number"
+            text = f"missing metric: {printed[-1]!r} is no number"
             return Measured({}, (JobFault(FaultKind.NO_METRIC, text),))
 
     def metrics(self) -> Sequence[Metric]:

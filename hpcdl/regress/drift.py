@@ -193,13 +193,13 @@ def learn_shared(each: Sequence[Sequence[Night]]) -> Shared:
     One series is measured again on a few nights only; those of a site together know the part well.
     Of many series every nth is asked; series whose nights have several runs anyway tell nothing.
     """
-    known = Shared(0.0, 0.0)
+    learnt = Shared(0.0, 0.0)
     for series in each[:: 1 + len(each) // _ASKED]:
         nights = runs_of(sorted(series, key=lambda night: night.date)).nights
         if nights.usual == 1 < max(map(len, nights.runs), default=1):
-            known = Shared(*map(float.__add__, known, law.shared_by(nights)))
-            known = Shared(*map(float.__sub__, known, UNKNOWN))
-    return Shared(*map(float.__add__, known, UNKNOWN)).opinion()
+            learnt = Shared(*map(float.__add__, learnt, law.shared_by(nights)))
+            learnt = Shared(*map(float.__sub__, learnt, UNKNOWN))
+    return Shared(*map(float.__add__, learnt, UNKNOWN)).opinion()
 
 
 def at_level(nights: Sequence[Night], since: str) -> list[Night]:
@@ -272,9 +272,11 @@ def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
     on = {frozenset([run.node for run in night]) for night in each}
     if len(on) < 2:
         return {}  # what all nights have in common is no difference between them
-    found: dict[str, float] = {}
+    effects: dict[str, float] = {}
     for _ in range(2):
-        middles = [median(run.value - found.get(run.node, 0.0) for run in night) for night in each]
+        middles = [
+            median(run.value - effects.get(run.node, 0.0) for run in night) for night in each
+        ]
         apart: dict[str, list[float]] = {}
         for index, night in enumerate(each):
             level = median(middles[max(0, index - 7) : index + 8])
@@ -284,8 +286,8 @@ def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
             others = [value for other, rest in apart.items() if other != name for value in rest]
             if min(len(values), len(others)) >= _NODE_NIGHTS:
                 part = len(others) / (len(values) + len(others))
-                found[name] = shrunk(values, others) * part
-    return found
+                effects[name] = shrunk(values, others) * part
+    return effects
 
 
 def _change(found: Found, runs: Runs, enough: float) -> Change:

@@ -202,14 +202,14 @@ def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding
 
 def _findings(question: _Question, series: Series) -> list[Finding]:
     run = question.history.newest(series, question.newest[series])
-    found = []
+    findings = []
     if not question.is_over(series):
-        found += [
+        findings += [
             finding for result in _by_reason(run) for finding in _of_last(question, series, result)
         ]
     if series.metric and better_of(series.unit, run[-1].low, run[-1].high, run[-1].better):
-        found += _of_history(question, series, run)
-    return list(dict.fromkeys(found))
+        findings += _of_history(question, series, run)
+    return list(dict.fromkeys(findings))
 
 
 def _by_reason(run: Sequence[Result]) -> list[Result]:

@@ -90,15 +90,15 @@ def analysis_text(analysis: Analysis) -> str:
 def analysis_data(analysis: Analysis) -> dict[str, Any]:
     """An analysis for JSON; dates are dates."""
     changes = [
-        {**asdict(one), "kind": one.word, "change": round(one.change, 5)}
-        for one in analysis.changes
+        {**asdict(change), "kind": change.word, "change": round(change.change, 5)}
+        for change in analysis.changes
     ]
     now = {"alarm": analysis.alarm, "warning": analysis.warning}
     return {
         "schema": 1,
         **asdict(analysis),
         "changes": changes,
-        **{name: one.kind.value if one else None for name, one in now.items()},
+        **{name: change.kind.value if change else None for name, change in now.items()},
     }
 
 

@@ -154,18 +154,20 @@ class Resolver:
         parts = [self.site.partition(name) for name in names]
         first = _by_model(parts[0])[0]
         setting = self._setting([first, *parts], stack)
-        found = self._resolution(first, stack, setting, wanted=True)
-        if found.fits:
-            return found
+        resolution = self._resolution(first, stack, setting, wanted=True)
+        if resolution.fits:
+            return resolution
         models = {model for part in parts for model in part.gpu_models}
         several = " with all its GPU models" if len(models) > 1 and len(names) == 1 else ""
         raise MissingPrerequisite(
             f"no {'wheels fit' if stack.backend == 'wheels' else 'set of versions fits'} partition "
-            f"'{found.partition}'{several} by {stack.backend}",
-            details=[line for chain in found.problems for line in chain_lines(chain, found.gpu)],
+            f"'{resolution.partition}'{several} by {stack.backend}",
+            details=[
+                line for chain in resolution.problems for line in chain_lines(chain, resolution.gpu)
+            ],
             hint="change the stack's pins or the partition's driver in site.yaml, put another "
             "Python on PATH, or name the other partitions in the stack's `partitions`; "
-            f"`hpcdl stack resolve --partition {found.partition}` says more",
+            f"`hpcdl stack resolve --partition {resolution.partition}` says more",
         )
 
     def _ways(self, part: Partition) -> Iterator[tuple[StackRequest, bool]]:

@@ -237,17 +237,21 @@ def _audited(
     path = release.root / AUDIT_FILE
     if not path.is_file():
         return
-    purls = {(one.name, one.version): one.purl for one in inside if one.purl.startswith("pkg:pypi")}
+    purls = {
+        (entry.name, entry.version): entry.purl
+        for entry in inside
+        if entry.purl.startswith("pkg:pypi")
+    }
     try:
         for row in json.loads(path.read_bytes())["dependencies"]:
             purl = purls.get((normal_name(row["name"]), row.get("version", "")))
-            for one in row.get("vulns", ()) if purl else ():
-                names = (str(one["id"]), *map(str, one["aliases"]))
-                words = str(one.get("description") or "no description").strip().split("\n")[0]
+            for entry in row.get("vulns", ()) if purl else ():
+                names = (str(entry["id"]), *map(str, entry["aliases"]))
+                words = str(entry.get("description") or "no description").strip().split("\n")[0]
                 plain = "".join(character for character in words if character.isprintable())
                 waiver = next((waivers[name] for name in names if name in waivers), None)
                 # Fixes of older branches do not help.
-                later = (v for v in map(str, one["fix_versions"]) if key(v) > key(row["version"]))
+                later = (v for v in map(str, entry["fix_versions"]) if key(v) > key(row["version"]))
                 fixed = min(later, key=key, default="")
                 yield Advisory(names[0], names[1:], plain[:200], (str(purl),), fixed, waiver)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
@@ -272,14 +276,14 @@ def audit(release: Release, inside: Sequence[BomComponent]) -> str:
     if program is None:
         return f"pip-audit is not here; elsewhere: `pip-audit {ask}`"
     words = ["--disable-pip", "--no-deps", "--progress-spinner", "off", "-f", "json", "-r"]
-    found = run([program, *words, listed], check=False, timeout=_AUDIT_SECONDS)
+    answered = run([program, *words, listed], check=False, timeout=_AUDIT_SECONDS)
     try:
-        skipped = sum("skip_reason" in row for row in json.loads(found.stdout)["dependencies"])
+        skipped = sum("skip_reason" in row for row in json.loads(answered.stdout)["dependencies"])
     except (ValueError, KeyError, TypeError):
-        return f"pip-audit failed: {' | '.join(found.last_lines(2))}"
+        return f"pip-audit failed: {' | '.join(answered.last_lines(2))}"
     if skipped == len(rows):
         return f"pip-audit found no package on its index; elsewhere: `pip-audit {ask}`"
-    write_atomic(answer, found.stdout)
+    write_atomic(answer, answered.stdout)
     return f"pip-audit knew {len(rows) - skipped} of {len(rows)} packages"
 
 

@@ -101,7 +101,7 @@ def read_waivers(site: Site) -> dict[str, Waiver]:
     """
     rows = facts.load("records")["weaknesses"]
     shipped = {name: row["waiver"] for name, row in rows.items() if "waiver" in row}
-    found = {
+    waivers = {
         name: Waiver(
             " ".join(row["because"].split()), row["owner"], _day(row["until"]), row["kind"]
         )
@@ -109,8 +109,8 @@ def read_waivers(site: Site) -> dict[str, Waiver]:
     }
     path = site.paths.prefix / WAIVERS_FILE
     if path.exists():
-        found |= build(_Waivers, read_file(_Waivers, read_document(path), version=1)).waivers
-    return found
+        waivers |= build(_Waivers, read_file(_Waivers, read_document(path), version=1)).waivers
+    return waivers
 
 
 def accepted(site: Site) -> dict[str, Mapping[str, str]]:

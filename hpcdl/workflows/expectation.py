@@ -235,7 +235,7 @@ def last_results(
 
     Of a job's, which is of one number of ranks, the nearest in ranks come first.
     """
-    found: list[tuple[int, tuple[object, ...], Path]] = []
+    candidates: list[tuple[int, tuple[object, ...], Path]] = []
     for folder in _recent_jobs(site):
         with suppress(*_UNUSABLE):
             record = asked_for(folder)
@@ -251,11 +251,11 @@ def last_results(
             if enough and _alike(run, asked, job):
                 far = abs(ranks - int(asked.gpus or ranks)) if job else 0
                 repeat = (run.batch, ranks, run.options.precision, run.options.compress)
-                found.append((far, repeat, folder / RESULT.name))
-    if not found:
+                candidates.append((far, repeat, folder / RESULT.name))
+    if not candidates:
         return ()
-    _, first, _ = min(found, key=lambda one: one[0])
-    return tuple(path for _, repeat, path in found if repeat == first)[:_MOST_REPEATS]
+    _, first, _ = min(candidates, key=lambda one: one[0])
+    return tuple(path for _, repeat, path in candidates if repeat == first)[:_MOST_REPEATS]
 
 
 def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) -> bool:

@@ -117,21 +117,21 @@ def _target(site: Site, plan: ReleasePlan) -> StackTarget:
 
 def plan(site: Site, partition: str | None = None) -> dict[str, Any]:
     """What building and publishing every stack, or that of one partition, would change: JSON."""
-    found = targets(site, partition)
-    stacks = [_stack(site, target) for target in found]
+    chosen = targets(site, partition)
+    stacks = [_stack(site, target) for target in chosen]
     new = [
         target.release
-        for target, row in zip(found, stacks, strict=True)
+        for target, row in zip(chosen, stacks, strict=True)
         if row["publishes"] and target.release
     ]
-    stacked = {name for target in found if target.stack for name in target.partitions}
+    stacked = {name for target in chosen if target.stack for name in target.partitions}
     modules, after = _modules(site, new, stacked)
     users_see = modules["added"] or modules["moved"] or modules["rewritten"]
     return {
         "schema": 1,
         "site": site.name,
         "changes": bool(users_see or new or after),
-        "blocked": any(target.blocked for target in found),
+        "blocked": any(target.blocked for target in chosen),
         "stacks": stacks,
         "modules": modules,
         "jobs": _jobs(site, modules, after),
@@ -226,13 +226,13 @@ def _modules(
         if had or serves or name not in stacked:
             row = {"partition": name, "before": _release(had), "after": _release(release)}
             defaults.append({**row, "changes": had is None or had.id != release.id})
-    found = {
+    changes = {
         "added": [name for name in then if name not in before],
         "moved": [name for name, one in then.items() if before.get(name, one) != one],
         "rewritten": not new and current_id(site) is not None and _differ(site, after),
         "defaults": defaults,
     }
-    return found, {row["partition"]: row for row in defaults if row["changes"]}
+    return changes, {row["partition"]: row for row in defaults if row["changes"]}
 
 
 def _names(shown: PublishedState | None) -> dict[str, str]:

@@ -226,13 +226,13 @@ def _attention(
     The gate lacks those of a run that is not the last one of its history.
     """
     figure = {view.series: f"s{index}" for index, view in enumerate(shown)}
-    found: set[tuple[str, str, str]] = set()
+    listed_rows: set[tuple[str, str, str]] = set()
     row_of = {(row.check, row.case, row.partition): index for index, row in reversed(rows)}
     for cause in causes_of(answer):
         items = []
         for finding in cause.findings:
             key = (finding.series.check, finding.series.case, finding.series.place)
-            found |= {key} if finding.of_last_night else set()
+            listed_rows |= {key} if finding.of_last_night else set()
             verdict = f"v{row_of[key]}" if finding.of_last_night and key in row_of else ""
             items.append(
                 {
@@ -246,7 +246,7 @@ def _attention(
         title = cause.title if len(items) > 1 else first.name
         yield {"tone": tone, "kind": first.kind, "title": title, "findings": items}
     for index, row in rows:
-        if row.tone == "good" or row.waived or (row.check, row.case, row.partition) in found:
+        if row.tone == "good" or row.waived or (row.check, row.case, row.partition) in listed_rows:
             continue
         name = f"{row.name} on {row.partition or 'no partition'}"
         item = {"name": name, "description": row.reason or "no reason given", "link": f"v{index}"}

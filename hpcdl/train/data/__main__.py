@@ -99,8 +99,8 @@ def _made(
 def _inspect(args: argparse.Namespace) -> ExitCode:
     folder = Path(args.folder).absolute()
     shard_files(folder)
-    known = (folder / FILE).exists() and not args.index
-    if (args.decode or args.repair) and not known:
+    described = (folder / FILE).exists() and not args.index
+    if (args.decode or args.repair) and not described:
         raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
     _tensorflow(1)
     from hpcdl.train.data.inspecting import compared, index, inspect, repair
@@ -112,7 +112,7 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
     report = inspect(folder, _threads(args), judge)
     if args.index:
         index(folder, report, args.classes, args.task, args.label_offset)
-    elif known:
+    elif described:
         report = compared(report, load_dataset(folder))
     print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
     if args.repair and not report.sound:

@@ -133,14 +133,14 @@ def make_plan(
     for name in pythons:
         known(name, study.frameworks, "framework")
     folder = site.paths.work / "studies" / f"{study.name}-{scale_name}"
-    found = (
+    every = (
         cell
         for jobs in scale.jobs
         for cell in _cells(site, study, scale, jobs, partitions, pythons, image, folder)
     )
     cells = tuple(
         cell
-        for cell in found
+        for cell in every
         if image or not cell.point.spec.container or (cell.results / "result.json").is_file()
     )
     if len(cells) > _MOST_CELLS:

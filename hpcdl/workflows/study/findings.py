@@ -319,17 +319,17 @@ class Results:
         sure: Sequence[float] = (),
     ) -> Amount:
         """A number of each name; of one that is None, and of missing cells, nothing is known."""
-        known = {name: value for name, value in values.items() if value is not None}
-        lacking = [*(name for name in values if name not in known), *self._missing()]
-        parts = [f"{value:{form}} ({name})" for name, value in known.items()]
+        amounts = {name: value for name, value in values.items() if value is not None}
+        lacking = [*(name for name in values if name not in amounts), *self._missing()]
+        parts = [f"{value:{form}} ({name})" for name, value in amounts.items()]
         if len(parts) > _SHOWN:
-            low, high = min(known.values()), max(known.values())
+            low, high = min(amounts.values()), max(amounts.values())
             parts = [f"{low:{form}} to {high:{form}} in {len(parts)} cells"]
         nothing = f"{what}: none is known" if self.measured else "nothing was measured"
         return Amount(
             self.protocol,
-            f"{what} {', '.join(parts)}" if known else nothing,
-            tuple(known.values()),
+            f"{what} {', '.join(parts)}" if amounts else nothing,
+            tuple(amounts.values()),
             f"{_LACKING}{_few(lacking)}" if lacking else "",
             sure,
             form,

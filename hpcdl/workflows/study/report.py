@@ -181,26 +181,26 @@ def _without(values: Row, *names: str) -> dict[str, Any]:
 
 
 def _measured(results: Results) -> Iterator[dict[str, Any]]:
-    for one in results.measured:
-        base = alone(results.every, one)
+    for measured in results.measured:
+        base = alone(results.every, measured)
         yield {
-            "run": one.cell.jobs.name,
-            "values": dict(one.cell.values),
-            "ranks": one.ranks,
-            "jobs": max(1, len(one.rounds)),
-            "nodes": len(one.result["layout"]["nodes"]),
-            "images_per_second": one.rate,
-            "p05": one.spread[0],
-            "p95": one.spread[1],
-            "speedup": one.rate / base.rate if base else None,
-            "efficiency": results.efficiency_of(one),
-            "seconds": dict(one.parts),
-            "data_bytes": one.size,
-            "epoch_seconds": one.epoch_seconds,
-            "metrics": one.metrics,
-            "job_id": one.result["job"]["id"],
-            "release": one.result["release"],
-            "result": str(one.cell.results / "result.json"),
+            "run": measured.cell.jobs.name,
+            "values": dict(measured.cell.values),
+            "ranks": measured.ranks,
+            "jobs": max(1, len(measured.rounds)),
+            "nodes": len(measured.result["layout"]["nodes"]),
+            "images_per_second": measured.rate,
+            "p05": measured.spread[0],
+            "p95": measured.spread[1],
+            "speedup": measured.rate / base.rate if base else None,
+            "efficiency": results.efficiency_of(measured),
+            "seconds": dict(measured.parts),
+            "data_bytes": measured.size,
+            "epoch_seconds": measured.epoch_seconds,
+            "metrics": measured.metrics,
+            "job_id": measured.result["job"]["id"],
+            "release": measured.result["release"],
+            "result": str(measured.cell.results / "result.json"),
         }
 
 
