@@ -130,25 +130,38 @@ def submit(
         _ask_first(prepared)
         known = {row.get("job_id") for row in of_this_cluster(manifest.rows)}
         before = {*after, *(known & set(active) if running else ())}
-        queued: list[int] = []
         manifest = replace(manifest, request=request or manifest.request)
-        for number, (group, script) in enumerate(prepared):
-            # Those whose share of `running` it has, as `shares` deals; however they ended.
-            slot = queued[number % running :: running] if running else ()
-            waits = ":".join(map(str, sorted({*before, *slot})))
-            options = (f"--dependency=afterany:{waits}",) if waits else ()
-            try:
-                queued.append(_queue(folder, manifest, status, group, script, options))
-            except BadInput as fault:
-                if not client.is_full(fault):
-                    raise
-                limits = limits._replace(setting=" ".join(fault.details))
-                break  # what is queued stays; the same command queues the rest
+        refused = _queue_all(folder, manifest, status, prepared, running, before)
+        limits = limits._replace(setting=refused or limits.setting)
         _write_manifest(folder, manifest, status)
     return tuple(
         replace(run, waits_for=limits.setting) if run.state == MISSING else run
         for run in status.values()
     )
+
+
+def _queue_all(
+    folder: Path,
+    manifest: Manifest,
+    status: dict[str, RunStatus],
+    prepared: Sequence[tuple[SweepArray, Path]],
+    running: int | None,
+    before: set[int],
+) -> str:
+    """Queue the arrays in turn until Slurm is full; return what it said then, '' if it was not."""
+    queued: list[int] = []
+    for number, (group, script) in enumerate(prepared):
+        # Those whose share of `running` it has, as `shares` deals; however they ended.
+        slot = queued[number % running :: running] if running else ()
+        waits = ":".join(map(str, sorted({*before, *slot})))
+        options = (f"--dependency=afterany:{waits}",) if waits else ()
+        try:
+            queued.append(_queue(folder, manifest, status, group, script, options))
+        except BadInput as fault:
+            if not client.is_full(fault):
+                raise
+            return " ".join(fault.details)  # what is queued stays; the same command queues the rest
+    return ""
 
 
 def _queue(

@@ -110,17 +110,7 @@ def ask(
     chosen = [series for series in chosen if not rulings.is_retired(series, newest[series])]
     question = _Question(history, newest, _latest(newest), now, execution.margin, measured, rulings)
     alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
-    each = [finding for series in alive for finding in _findings(question, series)]
-    shared = learn_shared(question.again)
-    for series, nights, lower in question.changed:
-        worse = analyse(nights, watched=measured, shared=shared, lower=lower).worse
-        each += [of_change(series, worse)] if worse else []
-    if members := [one for say in question.tonight if (one := say(shared.part))]:
-        each += pooled(members, date.fromisoformat(max(newest.values())[:10]))
-    distinct = [
-        *{(finding.id, finding.kind, finding.description): finding for finding in each}.values()
-    ]
-    findings, accepted = _ruled(question, distinct)
+    findings, accepted = _ruled(question, _of_all(question, alive))
     findings += _unknown(partitions, {series.partition for series in every_series}, "partition")
     findings += _unknown(
         names, {name for series in every_series for name in (series.check, series.name)}, "check"
@@ -135,6 +125,22 @@ def ask(
     warnings = tuple(finding for finding in findings if finding.kind in unsure)
     warnings = (*_of_future(history), *warnings)
     return GateAnswer(len(alive), closing, len(every_series), ended, warnings, tuple(accepted))
+
+
+def _of_all(question: _Question, alive: Sequence[Series]) -> list[Finding]:
+    """Return the findings of each series, of its changes, and of all series together."""
+    each = [finding for series in alive for finding in _findings(question, series)]
+    shared = learn_shared(question.again)
+    for series, nights, lower in question.changed:
+        analysis = analyse(nights, watched=question.watched, shared=shared, lower=lower)
+        each += [of_change(series, analysis.worse)] if analysis.worse else []
+    if members := [
+        member for ask_series in question.tonight if (member := ask_series(shared.part))
+    ]:
+        each += pooled(members, date.fromisoformat(max(question.newest.values())[:10]))
+    return [
+        *{(finding.id, finding.kind, finding.description): finding for finding in each}.values()
+    ]
 
 
 def _of_future(history: History) -> Iterator[Finding]:
