@@ -93,7 +93,8 @@ def this_command() -> str:
     program = Path(sys.argv[0])
     if program.name == "hpcdl" and program.is_file():
         return str(program.absolute())
-    return shutil.which("hpcdl") or "hpcdl"
+    beside = Path(sys.executable).with_name("hpcdl")  # `python -m hpcdl` of an environment
+    return str(beside) if beside.is_file() else shutil.which("hpcdl") or "hpcdl"
 
 
 def site_file(kind: str, site: Site, given: str | None) -> str:

@@ -147,7 +147,8 @@ def test_the_diff_is_one_that_tools_take(site, old, tool):
 
 
 def test_published_references_name_records_with_a_source():
-    records = {record["id"]: record for record in facts.load("throughput")["records"]}
+    rows = facts.load("throughput")["records"]
+    records = {record["id"]: record for record in rows if "id" in record}
     for name, groups in facts.load("references")["sets"].items():
         rows = published(name)
         assert len(rows) == len({row.key for row in rows}), "a case stands twice"

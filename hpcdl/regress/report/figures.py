@@ -200,7 +200,7 @@ def _finite(value: float | None) -> bool:
 
 def _columns(nights: Sequence[tuple[str, list[FigurePoint]]]) -> dict[str, Any]:
     """The nights column by column; `low` and `high` only where a night has several runs."""
-    each = [sorted(point.value or 0.0 for point in rows) for _, rows in nights]
+    each = [[point.value or 0.0 for point in rows] for _, rows in nights]  # as they were measured
     several = each if any(len(values) > 1 for values in each) else []
     start = nights[0][0] if nights else ""
     nodes = [sorted({point.nodes for point in rows} - {""}) for _, rows in nights]
@@ -208,8 +208,8 @@ def _columns(nights: Sequence[tuple[str, list[FigurePoint]]]) -> dict[str, Any]:
         "start": start,
         "day": _offsets([day for day, _ in nights], [start]),
         "value": [rounded(value) for value in nightly(each).values],
-        "low": [rounded(values[0]) for values in several],
-        "high": [rounded(values[-1]) for values in several],
+        "low": [rounded(min(values)) for values in several],
+        "high": [rounded(max(values)) for values in several],
         "runs": [len(values) for values in several],
         "bad": [
             index

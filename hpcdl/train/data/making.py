@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
@@ -40,6 +41,7 @@ from hpcdl.train.data.source import reason
 from hpcdl.train.data.table import ImageRow, are_several, names_of
 
 _PART, _LOCK = ".part", ".making.lock"
+_LONG_SECONDS = 10.0  # what takes less needs no line in a log
 _TEST_DIGITS = 357
 _DIGITS = "scikit-learn load_digits: UCI ML optical recognition of handwritten digits, test set"
 Item = TypeVar("Item")
@@ -102,10 +104,12 @@ def _make(
     with StatusLine(sys.stderr) as line, ThreadPoolExecutor(threads) as pool:
         waiting = {pool.submit(_write, folder, plan): plan for plan in plans}
         done: dict[str, Shard] = {}
+        begun = time.monotonic()
         try:
             for written in as_completed(waiting):
                 done[waiting[written].name] = written.result()
-                line.show(f"{len(done)} of {len(plans)} shards are written")
+                if sys.stderr.isatty() or time.monotonic() - begun > _LONG_SECONDS:
+                    line.show(f"{len(done)} of {len(plans)} shards are written")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
