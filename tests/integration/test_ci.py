@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hpcdl.regress.ci import Request, render
+from hpcdl.regress.ci import Request, render, this_command
 from tests.unit.conftest import shipped
 from tests.unit.test_ci import hostile
 
@@ -16,9 +16,10 @@ SITES = ("p100-v100-k80", "a100-h100", "pi", "embedded")
 def written(kind, folder):
     """The pipelines of all shipped sites, and of one with hostile paths."""
     sites = [*map(shipped, SITES), hostile(shipped("pi"), folder)]
+    request = Request("a b'\"$(x)${{ y }}%z", user="hpc", command=this_command())
     paths = []
     for index, site in enumerate(sites):
-        for name, text in render(kind, site, Request("a b'\"$(x)${{ y }}%z", user="hpc")).items():
+        for name, text in render(kind, site, request).items():
             paths.append(folder / str(index) / name)
             paths[-1].parent.mkdir(exist_ok=True)
             paths[-1].write_text(text)
