@@ -81,7 +81,7 @@ def _build(args: argparse.Namespace) -> ExitCode:
         raise type(first.fault)(first.fault.message, details=details, hint=first.fault.hint)
     existed = [plan.exists for plan in ready]
     with StatusLine(sys.stderr) as line:
-        made = [_make(plan, args, line) for plan in ready]
+        made = [_make(plan, line) for plan in ready]
     _built(made, existed, args)
     if blocked:
         names = ", ".join(name for one in blocked for name in one.partitions)
@@ -93,7 +93,7 @@ def _build(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _make(plan: ReleasePlan, args: argparse.Namespace, line: StatusLine) -> Release:
+def _make(plan: ReleasePlan, line: StatusLine) -> Release:
     """Build one release."""
     from hpcdl.stack.build import BuildPlan, build
     from hpcdl.stack.spack_backend.make import progress

@@ -121,7 +121,7 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
     """The layout on equal nodes, or on what all nodes of a partition have at least."""
     spec = _spread(partition, spec)
     nodes, gpus = _nodes_and_gpus(site, partition, spec)
-    tasks = _tasks_per_node(partition, spec, gpus)
+    tasks = _tasks_per_node(spec, gpus)
     cpus = _cpus_per_task(partition, spec, tasks, gpus)
     row = LAUNCHERS[spec.launcher]
     if row.agent:  # one on each node, with the CPUs of all its workers
@@ -300,7 +300,7 @@ def _holds(partition: Partition, gpus: int) -> bool:
     return gpus <= there or (gpus <= there * partition.nodes and gpus % there == 0)
 
 
-def _tasks_per_node(partition: Partition, spec: JobSpec, gpus: int) -> int:
+def _tasks_per_node(spec: JobSpec, gpus: int) -> int:
     if LAUNCHERS[spec.launcher].one_process:
         return 1
     tasks = spec.tasks_per_node or gpus or 1

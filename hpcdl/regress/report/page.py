@@ -101,7 +101,7 @@ def night_page(
         accepted=answer.accepted,
         rows=rows,
         counts=Counter(row.status for _, row in rows),
-        attention=[*_attention(answer, run["verdicts"], rows, shown)],
+        attention=[*_attention(answer, rows, shown)],
         links=_first_figures(shown),
         sparks=_sparks(shown),
         verdicts=headline(run["verdicts"]),
@@ -217,7 +217,6 @@ def _as_rates(unit: str, points: Sequence[FigurePoint]) -> Sequence[FigurePoint]
 
 def _attention(
     answer: GateAnswer,
-    verdicts: Sequence[Mapping[str, Any]],
     rows: Sequence[tuple[int, Row]],
     shown: Sequence[SeriesView],
 ) -> Iterator[dict[str, Any]]:
