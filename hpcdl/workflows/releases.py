@@ -68,7 +68,7 @@ def uses(site: Site) -> tuple[Use, ...]:
         if job.active:
             tasks.setdefault(job.array_job or job.id, []).append(job)
     with ThreadPoolExecutor(_ASKED_AT_ONCE) as pool:
-        found = pool.map(lambda number: _uses(site, number, tasks[number]), sorted(tasks))
+        found = pool.map(lambda number: _uses(site, tasks[number]), sorted(tasks))
         return tuple(use for of_one in found for use in of_one)
 
 
@@ -147,7 +147,7 @@ def _in_utc(local: str) -> str:
     return "" if at is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
 
 
-def _uses(site: Site, number: int, jobs: Sequence[JobRecord]) -> list[Use]:
+def _uses(site: Site, jobs: Sequence[JobRecord]) -> list[Use]:
     """Return what a job, or each task of an array, uses: one script, several starts."""
     # By the tasks' own ids: that of an array goes with the task that has it (MinJobAge).
     script = next((text for job in jobs if (text := client.batch_script(job.id)) != ""), "")

@@ -13,7 +13,7 @@ from tests.integration.conftest import small_disk
 from tests.integration.train_runs import ROOT, Runs, environment
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
-pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
+pytest.importorskip("PIL", reason="pillow comes with hpcdl[test]")
 from hpcdl.train.data.tfrecord import masked_crc32c, walk
 from tests.records import example, picture, write
 

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.train_runs import INSIDE
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
-pytest.importorskip("PIL", reason="pillow comes with the plots' matplotlib")
+pytest.importorskip("PIL", reason="pillow comes with hpcdl[test]")
 from hpcdl.train.data.dataset import Dataset, describe_shard, write_dataset
 from hpcdl.train.data.tfrecord import walk
 from tests.records import example, picture, write

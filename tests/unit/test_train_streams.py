@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("numpy", reason="numpy comes with the plots' matplotlib")
+pytest.importorskip("numpy", reason="numpy comes with hpcdl[test]")
 from hpcdl.train.data.pipeline import interleave_shards, stream_count
 from hpcdl.train.data.source import BatchShare
 
