@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.lint_rules import as_markdown as lint_rules
+from tools import lint_rules
 from tools.reference import commands, exit_codes, job_file, results, site_file
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -20,7 +20,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "results.md": results,
     "exit-codes.md": exit_codes,
     "commands.md": commands,
-    "lint.md": lint_rules,
+    "lint.md": lint_rules.as_markdown,
+    "evidence/lint-rules.md": lint_rules.evidence,
 }
 """What makes the text of each page of docs/."""
 

@@ -1,6 +1,8 @@
-"""docs/lint.md, made from the data: `make docs`."""
+"""docs/lint.md and the evidence of its rules, made from the data: `make docs`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from hpcdl.slurm.rules import SEVERITIES, SlurmRule, all_rules, known_releases
 
@@ -62,47 +64,54 @@ reason or an effect is reported itself.
 
 ## The rules
 
-The last column is the evidence: `run` (tested on a real Slurm), `published` (stated by a source).
+Where each comes from: [sources](evidence/lint-rules.md). How many findings were right on public
+scripts: [measured](evidence/lint.md).
+"""
+
+_EVIDENCE = """\
+<!-- Made by `make docs` from hpcdl/facts/slurm_rules.yaml. -->
+
+# Where the rules come from
+
+`run`: tested on a real Slurm; `published`: stated by the source. [The rules](../lint.md).
 """
 
 _TITLES = {"error": "Errors", "warning": "Warnings", "note": "Notes", "advice": "Advice"}
-_MEASURED = "How many findings were right on public scripts: [measured](evidence/lint.md)."
+_GUIDE = ["Rule", "Releases", "What", "Consequence", "Instead"]
 
 
 def as_markdown() -> str:
-    """The page: how to use the linter, a table per severity, then each rule with its source."""
+    """The page for users: how to use the linter, and a table of rules per severity."""
     releases = known_releases()
     parts = [_HEAD.format(oldest=releases[0], newest=releases[-1])]
     for severity in SEVERITIES:
-        rows = [one for one in all_rules() if one.severity == severity and one.lint]
-        parts.append(_table(f"### {_TITLES[severity]}", rows))
-    rest = [one for one in all_rules() if not one.lint]
-    parts.append(_table("### Rules beyond a linter; the job generator follows them", rest))
-    return "\n".join([*parts, _MEASURED + "\n"])
+        rules = [rule for rule in all_rules() if rule.severity == severity and rule.lint]
+        parts.append(f"### {_TITLES[severity]}\n")
+        parts.append(_table(_GUIDE, (_guide(rule) for rule in rules)))
+    return "\n".join(parts)
 
 
-def _table(title: str, rules: list[SlurmRule]) -> str:
-    lines = [
-        title,
-        "",
-        "| Rule | Releases | What | Consequence | Instead | Source | Evidence |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [_row(one) for one in rules]
-    return "\n".join(lines) + "\n"
+def evidence() -> str:
+    """The page of sources; the rules that only the job generator follows stand on it whole."""
+    linted = ((f"`{rule.id}`", rule.source, rule.proof) for rule in all_rules() if rule.lint)
+    beyond = ((*_guide(rule), rule.source, rule.proof) for rule in all_rules() if not rule.lint)
+    return "\n".join(
+        [
+            _EVIDENCE,
+            _table(["Rule", "Source", "Evidence"], linted),
+            "## Rules beyond a linter; the job generator follows them\n",
+            _table([*_GUIDE, "Source", "Evidence"], beyond),
+        ]
+    )
 
 
-def _row(one: SlurmRule) -> str:
-    cells = [
-        f"`{one.id}`",
-        str(one.span),
-        one.title,
-        one.consequence,
-        one.fix,
-        one.source,
-        one.proof,
-    ]
-    return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
+def _guide(rule: SlurmRule) -> tuple[str, ...]:
+    return (f"`{rule.id}`", str(rule.span), rule.title, rule.consequence, rule.fix)
+
+
+def _table(heads: list[str], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [heads, ["---"] * len(heads), *([_cell(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def _cell(text: str) -> str:
