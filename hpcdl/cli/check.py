@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli import check_history
-from hpcdl.cli.check_history import HISTORY_OPTION, answer_of
 from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
@@ -152,7 +151,6 @@ def _settings(args: argparse.Namespace) -> ExitCode:
     *_SELECTION,
     option("--distribute", "run single-node checks on every node; name slow nodes"),
     option("--waive", "NAME", "pass a check without a current reference", many=True),
-    HISTORY_OPTION,
     option("--no-history", "do not add the run to the history"),
     option(
         "--runs",
@@ -180,13 +178,13 @@ def _run(args: argparse.Namespace) -> ExitCode:
     require_reframe()
     _require_options(args.set)
     site = the_site(args)
-    doubts = None if args.no_history else _doubts(site, args)
+    doubts = None if args.no_history else _doubts(site)
     with StatusLine(quiet=args.json) as status:
         outcome = run_checks(site, modules(site, args), _request_of(args), _shown(status), doubts)
     if not args.json:
         print(outcome_text(outcome), flush=True)
     remembered = _remember(site, outcome, args)
-    answer = _gate_now(site, args) if remembered else None
+    answer = _gate_now(site) if remembered else None
     if args.json:
         print_json({**as_data(outcome), "gate": answer.as_data() if answer else None})
     elif answer:
@@ -196,20 +194,19 @@ def _run(args: argparse.Namespace) -> ExitCode:
     return ExitCode.PARTLY if remembered is False else ExitCode.OK
 
 
-def _doubts(site: Site, args: argparse.Namespace) -> Doubts:
+def _doubts(site: Site) -> Doubts:
     """Return the function that finds the cases of tonight to measure again, by the history."""
     from hpcdl.regress.accept import rulings_of
     from hpcdl.regress.exchange import of_verdicts
     from hpcdl.regress.gate import doubtful
-    from hpcdl.regress.history import history_path, read_history
+    from hpcdl.regress.history import read_history
     from hpcdl.regress.remeasure import key_of
 
     rulings = rulings_of(site)
 
     def doubts(verdicts: Sequence[Verdict]) -> set[Key]:
-        there = history_path(site, args.history).exists()
         try:
-            with read_history(site, args.history if there else None) as history:
+            with read_history(site) as history:
                 found = doubtful(history, of_verdicts(verdicts, site.name), rulings)
         except HpcdlError:  # reported where the run is added to it
             return set()
@@ -230,13 +227,15 @@ def _require_options(settings: Sequence[str]) -> None:
             raise BadInput(f"--set {setting}: `hpcdl train` has no option {name}", hint=hint)
 
 
-def _gate_now(site: Site, args: argparse.Namespace) -> GateAnswer | None:
+def _gate_now(site: Site) -> GateAnswer | None:
     """The gate's answer after the run, the same as `hpcdl check gate` gives; None where it fails.
 
     The run itself is done by then: a fault of the gate is printed, and ends nothing.
     """
+    from hpcdl.regress.accept import answer_now
+
     try:
-        return answer_of(site, args)
+        return answer_now(site)
     except HpcdlError as error:
         print(f"no answer of the gate: {error.render()}", file=sys.stderr)
         return None
@@ -255,7 +254,7 @@ def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bo
     if outcome.settings or args.no_history:
         return None
     try:
-        with open_history(history_path(site, args.history), site.name) as history:
+        with open_history(history_path(site), site.name) as history:
             history.add(of_outcome(outcome))
     except HpcdlError as error:
         again = f"`hpcdl check history import {outcome.directory.path}` adds it later"

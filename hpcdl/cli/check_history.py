@@ -7,7 +7,7 @@ import os
 import sys
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import a_day, command, option, show, the_site
 from hpcdl.system.amounts import at_least
@@ -17,20 +17,8 @@ from hpcdl.system.text import did_you_mean, table
 
 if TYPE_CHECKING:
     from hpcdl.regress.accept import Edits
-    from hpcdl.regress.answer import Acceptance, GateAnswer
+    from hpcdl.regress.answer import Acceptance
     from hpcdl.site import Site
-
-
-def answer_of(site: Site, args: argparse.Namespace, **chosen: Any) -> GateAnswer:
-    """The gate's answer now, from the history that the options name; `chosen` as `answer_now`."""
-    from hpcdl.regress.accept import answer_now
-
-    return answer_now(site, args.history, **chosen)
-
-
-HISTORY_OPTION = option(
-    "--history", "FILE", "history file (default: HPCDL_HISTORY, or one per site)", type=Path
-)
 
 
 @command(
@@ -60,7 +48,6 @@ def _drift(args: argparse.Namespace) -> ExitCode:
     ),
     option("--csv", "export: CSV instead of JSON lines"),
     option("--since", "DATE", "only results from this date on", type=a_day),
-    HISTORY_OPTION,
     changes=True,
 )
 def _history(args: argparse.Namespace) -> ExitCode:
@@ -70,10 +57,10 @@ def _history(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.history import history_path, read_history
 
     site = the_site(args)
-    path = history_path(site, args.history)
+    path = history_path(site)
     if args.action == "import":
         return _import(args, site, path)
-    with read_history(site, args.history) as history:
+    with read_history(site) as history:
         if args.action == "export":
             for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
                 print(line)
@@ -103,10 +90,10 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
     option("--all", "list every finding, not only their causes"),
     option("--notify", "FILE", "notify the people in FILE of what has changed", type=Path),
     option("--page", "FILE", "with --notify: a page to attach to mails", type=Path),
-    HISTORY_OPTION,
 )
 def _gate(args: argparse.Namespace) -> ExitCode:
     """Decide from the history whether a pipeline may continue: exit code 0 or 1."""
+    from hpcdl.regress.accept import answer_now
     from hpcdl.regress.check_text import gate_text
     from hpcdl.regress.notify import read_addressees, tell
 
@@ -118,7 +105,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     named = site.by_groups(args.partition) if args.partition else ()
     partitions = tuple(partition.label for partition in named)
-    answer = answer_of(site, args, partitions=partitions, names=tuple(args.name))
+    answer = answer_now(site, partitions=partitions, names=tuple(args.name))
     show(args, answer.as_data(), gate_text(answer, every=args.all))
     if addressees is not None:
         for line in tell(site.name, answer, addressees, args.page):
@@ -138,10 +125,10 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     option("--output", "FILE", "write to FILE, not to the screen", type=Path),
     option("--html", "FILE", "write a page of verdicts, history, nodes and logs", type=Path),
     option("--nights", "N", "days of history on the page (365)", type=at_least(1), default=365),
-    HISTORY_OPTION,
 )
 def _report(args: argparse.Namespace) -> ExitCode:
     """Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON."""
+    from hpcdl.regress.accept import answer_now
     from hpcdl.regress.formats import FORMATS, read_run
 
     if args.html is not None:
@@ -152,7 +139,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
         raise BadInput(f"unknown format '{name}'", hint=hint)
     site = None if args.folder and not _is_named(args) else the_site(args)
     run = read_run(args.folder or _newest(site))
-    text = FORMATS[name](run, answer_of(site, args) if site else None)
+    text = FORMATS[name](run, answer_now(site) if site else None)
     print(text, end="") if args.output is None else write_atomic(args.output, text)
     return ExitCode.OK
 
@@ -175,7 +162,7 @@ def _is_named(args: argparse.Namespace) -> bool:
 
 
 def _page(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.accept import rulings_of
+    from hpcdl.regress.accept import answer_now, rulings_of
     from hpcdl.regress.formats import read_run
     from hpcdl.regress.history import read_history
     from hpcdl.regress.report import directory_of, night_page, read_files
@@ -186,8 +173,8 @@ def _page(args: argparse.Namespace) -> ExitCode:
     run = read_run(named)
     files = read_files(run, directory_of(run, named, runs_directory(site)))
     rulings = rulings_of(site)
-    answer = answer_of(site, args, rulings=rulings)
-    with read_history(site, args.history) as history:
+    answer = answer_now(site, rulings=rulings)
+    with read_history(site) as history:
         page = night_page(
             run, history, files, site=site.name, nights=args.nights, answer=answer, rulings=rulings
         )
@@ -213,7 +200,6 @@ def _page(args: argparse.Namespace) -> ExitCode:
         type=a_day,
     ),
     option("--undo", "take an acceptance back"),
-    HISTORY_OPTION,
     changes=True,
 )
 def _accept(args: argparse.Namespace) -> ExitCode:
@@ -227,13 +213,12 @@ def _accept(args: argparse.Namespace) -> ExitCode:
 
 
 def _accepted(site: Site, args: argparse.Namespace) -> Edits:
-    from hpcdl.regress.accept import accept
+    from hpcdl.regress.accept import accept, answer_now
     from hpcdl.regress.history import read_history
 
     given = _given(args, args.until or "")
-    answer = answer_of(site, args)
-    with read_history(site, args.history) as history:
-        return accept(site, history, answer, args.what, given)
+    with read_history(site) as history:
+        return accept(site, history, answer_now(site), args.what, given)
 
 
 def _given(args: argparse.Namespace, until: str = "") -> Acceptance:
@@ -255,7 +240,6 @@ def _given(args: argparse.Namespace, until: str = "") -> Acceptance:
     option("what", "SERIES", "a series, or CHECK/CASE for all its metrics"),
     option("--because", "TEXT", "the reason; recorded and shown", default=""),
     option("--by", "NAME", "who retires it; recorded and shown", default=""),
-    HISTORY_OPTION,
     changes=True,
 )
 def _retire(args: argparse.Namespace) -> ExitCode:
@@ -264,7 +248,7 @@ def _retire(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.history import read_history
 
     site, given = the_site(args), _given(args)
-    with read_history(site, args.history) as history:
+    with read_history(site) as history:
         return _write(site, args, retire(site, history, args.what, given))
 
 

@@ -72,7 +72,6 @@ def rulings_of(site: Site) -> Rulings:
 
 def answer_now(
     site: Site,
-    given: Path | None = None,
     *,
     partitions: tuple[str, ...] = (),
     names: tuple[str, ...] = (),
@@ -80,10 +79,9 @@ def answer_now(
 ) -> GateAnswer:
     """The gate's answer now, from a site's history and what people decided about its series.
 
-    `given` is the history's file, where it is not the site's own. It is about all partitions and
-    all checks (`names`) by default.
+    It is about all partitions and all checks (`names`) by default.
     """
-    with read_history(site, given) as history:
+    with read_history(site) as history:
         return ask(
             history,
             partitions=partitions,

@@ -119,11 +119,9 @@ _TABLE = (
 )
 
 
-def history_path(site: Site, given: Path | None = None) -> Path:
-    """The history file: --history, HPCDL_HISTORY, else one per site below hpcdl's home."""
+def history_path(site: Site) -> Path:
+    """The history file: HPCDL_HISTORY, else one per site below hpcdl's home."""
     chosen = os.environ.get(VARIABLE)
-    if given is not None:
-        return given.absolute()
     return Path(chosen).absolute() if chosen else home("history") / f"{site.name}.sqlite"
 
 
@@ -266,23 +264,16 @@ def night_of(result: Result) -> Night:
 
 
 @contextmanager
-def read_history(site: Site, given: Path | None = None) -> Iterator[History]:
+def read_history(site: Site) -> Iterator[History]:
     """The history of a site, to read it: no file is made; an empty one where none was begun.
 
-    `given` is its file where it is named, as in `history_path`. Raises BadInput: that is not there.
-    Else as `open_history`.
+    Raises as `open_history`.
     """
-    path = history_path(site, given)
-    begun = path.exists() and (path.is_dir() or path.stat().st_size > 0)
-    if begun:
+    path = history_path(site)
+    if path.exists() and (path.is_dir() or path.stat().st_size > 0):
         with open_history(path, site.name) as history:
             yield history
         return
-    if given is not None and path.exists():
-        raise _no_history(path)
-    if given is not None:
-        hint = f"`hpcdl check run --history {given}` begins one"
-        raise BadInput(f"there is no history file {given}", hint=hint)
     with closing(sqlite3.connect(":memory:")) as connection:
         _prepare(connection, path)
         yield History(connection, site.name)
@@ -323,7 +314,7 @@ def _no_history(path: Path) -> BadInput:
 def refuse_without_locks(path: Path, mounts: str = "/proc/self/mounts") -> None:
     """Raise MissingPrerequisite where the file system of the path has no trustworthy locks."""
     kind = files.file_system(path, mounts)
-    hint = f"choose a local disk: --history FILE or {VARIABLE}"
+    hint = f"choose a local disk by {VARIABLE}"
     if kind in files.OF_NETWORKS:
         message = f"{path} is on {kind}, whose locks are not safe for SQLite"
         raise MissingPrerequisite(message, hint=hint)
@@ -373,8 +364,8 @@ def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPr
     if isinstance(fault, sqlite3.OperationalError) and "malformed" not in text:
         return MissingPrerequisite(
             f"the history {path} cannot be used: {text}",
-            hint="look at the free space and the permissions there, or name another file: "
-            f"--history FILE or {VARIABLE}; nothing was added",
+            hint="look at the free space and the permissions there, or name another file by "
+            f"{VARIABLE}; nothing was added",
         )
     return BadInput(
         f"the history {path} is damaged: {text}",

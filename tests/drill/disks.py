@@ -29,10 +29,11 @@ def commands(bench, place):
     """Commands that change files below `place`, and need no Slurm."""
     night = bench.home / "night.jsonl"
     night.write_text("".join(json.dumps(row.__dict__) + "\n" for row in simulated(1)))
-    act, history = partial(_act, place / "prefix"), f"--history {place}/history.sqlite"
+    act = partial(_act, place / "prefix")
+    bench.extra["HPCDL_HISTORY"] = f"{place}/history.sqlite"
     render = "job render --site embedded --partition p100 --gpus 1 --no-module -- true"
     ours = {
-        "import": f"check history import --site embedded {history} {night}",
+        "import": f"check history import --site embedded {night}",
         "render": render,
         "ci": f"check ci gitlab --site embedded --output {place}/ci.yml",
     }

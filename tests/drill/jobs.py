@@ -140,9 +140,9 @@ def history(bench):
         file.write_text("\n".join(own) + "\n")
     path = str(bench.home / "history.sqlite")
     show, take = (
-        [*HPCDL, "check", "history", action, "--history", path, "--site", "embedded"]
-        for action in ("show", "import")
+        [*HPCDL, "check", "history", action, "--site", "embedded"] for action in ("show", "import")
     )
+    bench.extra["HPCDL_HISTORY"] = path
     bench.run(show)
     for done in bench.together(*([*take, str(file)] for file in files), *[show] * 20):
         bench.clear(done)
@@ -166,17 +166,8 @@ def killed_imports(bench):
     file.write_text("\n".join(lines) + "\n")
     for number in bench.times():
         path = bench.home / f"history-{number}.sqlite"
-        words = [
-            *HPCDL,
-            "check",
-            "history",
-            "import",
-            "--history",
-            path,
-            "--site",
-            "embedded",
-            file,
-        ]
+        bench.extra["HPCDL_HISTORY"] = str(path)
+        words = [*HPCDL, "check", "history", "import", "--site", "embedded", file]
         at = bench.kill("import", number, words, prepare=partial(path.unlink, missing_ok=True))
         bench.must((done := bench.run(words)).ok, f"killed at {at}, then {done}")
         count = _results(path)

@@ -335,21 +335,24 @@ def active_jobs(site):
     return [record.id for record in records if record is not None and record.active]
 
 
-def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(site, tmp_path, capsys):
+def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
+    site, tmp_path, capsys, monkeypatch
+):
     names = ("honest", "slower")
     update_references(site, "embedded", [reference(name) for name in names])
     outcome = run(site, "checks_that_look_well.py", names=names)
     history, page = tmp_path / "history.sqlite", tmp_path / "night.html"
+    monkeypatch.setenv("HPCDL_HISTORY", str(history))
     with open_history(history, site.name) as opened:
         assert opened.add(of_outcome(outcome)) == 6, (
             "slower is measured four times more the same night"
         )
-    words = ["check", "report", "--site", str(site.source), "--history", str(history)]
+    words = ["check", "report", "--site", str(site.source)]
     assert main([*words, "--html", str(page), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["file"] == str(page)
     # The same run again, from its folder, is no other night.
     imported = ["check", "history", "import", str(outcome.directory.path)]
-    assert main([*imported, "--site", str(site.source), "--history", str(history)]) == 0
+    assert main([*imported, "--site", str(site.source)]) == 0
     assert capsys.readouterr().out.startswith("0 new results")
     slower = next(one for one in outcome.verdicts if one.check == "slower")
     assert "median of 5 runs: 500, 500, 500, 500, 500" in slower.reason

@@ -146,11 +146,12 @@ def listening():
         server.shutdown()
 
 
-def test_a_night_ends_with_the_gates_answer(site, tmp_path, capsys):
+def test_a_night_ends_with_the_gates_answer(site, tmp_path, capsys, monkeypatch):
     (tmp_path / "team.py").write_text(PLAIN)
     release = make_release(site, "tensorflow-2.21.0-cpu-00000001")
     (site.paths.prefix / "current").symlink_to(release.root)
-    where = ["--site", str(site.source), "--history", str(tmp_path / "h")]
+    where = ["--site", str(site.source)]
+    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     night = ["check", "run", *where, "--partition", "p100", "--checks", str(tmp_path / "team.py")]
     assert main(night) == 0
     said = capsys.readouterr().out

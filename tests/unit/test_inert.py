@@ -172,7 +172,7 @@ def test_colours_of_our_own_pass_and_those_of_a_name_do_not(monkeypatch):
     assert out == "\x1b[31m\\u001b[32mPASS\x1b[0m\n"
 
 
-KNOWN = ("--site", "embedded", "--history", "history.sqlite")
+KNOWN = ("--site", "embedded")
 RUN = "20261121-031000-ab12"
 JOB = {"watch": ["--once"], "report": [], "cancel": []}
 COMMANDS = {
@@ -197,6 +197,7 @@ COMMANDS = {
 def planted(tmp_path, monkeypatch):
     """A directory of what strangers wrote, and a Slurm that says what a job's user chose."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPCDL_HISTORY", "history.sqlite")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with open_history(tmp_path / "history.sqlite", "embedded") as opened:
         opened.add([result(HOSTILE, job=1), result("x", status=HOSTILE)])

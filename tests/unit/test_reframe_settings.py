@@ -199,11 +199,12 @@ class bw(rfm.RunOnlyRegressionTest):
 """
 
 
-def test_a_report_of_reframes_own_can_be_imported(tmp_path, hpcdl):
+def test_a_report_of_reframes_own_can_be_imported(tmp_path, hpcdl, monkeypatch):
     """Sites that have ReFrame already bring their nights along."""
     (tmp_path / "bw.py").write_text(MEASURED)
     reframe(tmp_path, "-c", "bw.py", "-r", "--report-file=report.json", "--prefix=out")
-    history = ("--site", "pi", "--history", str(tmp_path / "h"))
+    history = ("--site", "pi")
+    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     report = str(tmp_path / "report.json")
     assert "2 new results" in hpcdl("check", "history", "import", report, *history).out
     assert "0 new results" in hpcdl("check", "history", "import", report, *history).out

@@ -172,10 +172,11 @@ def test_the_node_with_the_highest_latency_is_the_slow_one():
     assert [one.job["nodes"] for one in slow] == ["p100-03"]
 
 
-def test_the_history_tells_the_whole_identity(tmp_path, hpcdl):
+def test_the_history_tells_the_whole_identity(tmp_path, hpcdl, monkeypatch):
     with open_history(tmp_path / "h", "embedded") as history:
         history.add([result(environment="foss")])
-    where = ["--site", "embedded", "--history", str(tmp_path / "h")]
+    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
+    where = ["--site", "embedded"]
     assert json.loads(hpcdl("check", "history", "show", "--json", *where).out) == [
         {
             "check": "bw",

@@ -314,12 +314,13 @@ def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path, text):
     assert "hush" not in said
 
 
-def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl):
+def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl, monkeypatch):
     at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
     row = Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL")
     with open_history(tmp_path / "h", "embedded") as history:
         history.add([row])
-    words = ["check", "gate", "--site", "embedded", "--history", str(tmp_path / "h")]
+    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
+    words = ["check", "gate", "--site", "embedded"]
     answer = hpcdl(*words, code=1).out
     with socket.socket() as nobody_listens:
         nobody_listens.bind(("127.0.0.1", 0))
