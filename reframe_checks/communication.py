@@ -94,7 +94,7 @@ class allreduce(HpcdlCheck):
         asked = job_on(partition, name, program, nodes=nodes, ranks=ranks)
         if strategy != "multiworker":
             return asked
-        return replace(asked, launcher="multiworker", trusted_network=True)
+        return replace(asked, launcher="multiworker")
 
     def metrics(self):
         """All sizes are judged; by the best iteration, only the largest."""

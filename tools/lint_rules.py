@@ -36,13 +36,12 @@ A value that is still to be filled in (`<project>`, `@nodes@`, `your.name`) is a
 nothing: what sbatch refuses is an error. Of several scripts in one file the first is read. What
 holds of several lines in the same words is one finding.
 
-A script is held against the partition that it names, or against `--partition` where it names none:
+A script is held against the partition that it names:
 nodes, tasks, CPUs, memory, GPUs and their types, time, features. The figures come from the site
 file, or with `--live` from the Slurm on PATH, which also knows accounts, QOS, GRES, MaxArraySize,
 MPI plug-ins and the options of SPANK plug-ins. `--live` runs `sbatch --test-only` as well, for 10 s
-at most, and reports what it refuses. `slurm.plugin_options` of the site file, or
-`--plugin-options image,module`, names the options that plug-ins add; then any other unknown option
-is an error.
+at most, and reports what it refuses. `slurm.plugin_options` of the site file
+names the options that plug-ins add; then any other unknown option is an error.
 
 What depends on slurm.conf is advice until the setting is known: from `slurm.select` and
 `slurm.task_plugins` of the site file, or all of it by `--live`.

@@ -64,8 +64,8 @@ def job_file() -> str:
 
 `hpcdl job submit --file job.yaml` takes a request from a file; options on the command line
 override it. If one of `--gpus`, `--nodes`, `--gpus-per-node`, `--tasks` and `--tasks-per-node` is
-given, all five values of the file are ignored; the same holds for `--mem`, `--mem-per-cpu` and
-`--mem-per-gpu`. `hpcdl job schema` prints a JSON Schema for editors.
+given, all five values of the file are ignored; `--mem` replaces `mem_per_cpu` and `mem_per_gpu`.
+`hpcdl job schema` prints a JSON Schema for editors.
 
 ```yaml
 schema: 1

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -154,7 +154,6 @@ def _expected(
     option("--over", "KEY=A,B", "values of a key", many=True),
     option("--exclude", "KEY=A,KEY=B", "points to leave out", many=True),
     option("--running", "N", "most jobs to run at the same time, over all arrays", type=_NUMBER),
-    option("--limit", "N", "most points allowed (1000)", type=_NUMBER, default=1000),
     option("--retry-failed", "queue points that failed again, too"),
     option("--status", "print the state of the sweep and exit"),
     partial(request.options, leave_out=("chain",)),
@@ -179,7 +178,7 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
         return _show_sweep(sweep_run.run_statuses(folder, points), folder, args)
     if not args.status:  # what was submitted so is shown
         check_keys(spec, matrix, train_options(spec.program))
-    points = plan(site, spec, matrix, exclude, limit=args.limit)
+    points = plan(site, spec, matrix, exclude)
     asked = request_of(spec)
     if not args.status and all(point.problem for point in points):
         reasons = dict.fromkeys(point.problem for point in points)
@@ -290,13 +289,7 @@ def _values(one: RunStatus) -> str:
         "files", "FILE", "sbatch scripts, and directories of them; - is stdin", nargs="*", type=Path
     ),
     option("--slurm-version", "X.Y", "Slurm release to check for (default: the site's)"),
-    option("--partition", "NAME", "partition of scripts that name none"),
     option("--live", "ask the Slurm on PATH what it has and allows, and sbatch what it refuses"),
-    option(
-        "--plugin-options",
-        "NAME,...",
-        "all long options that plug-ins (SPANK) add, without dashes (default: the site's)",
-    ),
     option("--explain", "RULE", "print a rule and its source"),
     option("--advice", "print advice, too: what depends on the site or the program"),
     option("--sarif", "print SARIF, for code scanners"),
@@ -304,7 +297,6 @@ def _values(one: RunStatus) -> str:
 )
 def _lint(args: argparse.Namespace) -> ExitCode:
     """Check any sbatch script against the rules of a Slurm release; exit 1 on errors."""
-    from hpcdl.jobs.limits import limits_of
     from hpcdl.jobs.lint import explain
     from hpcdl.jobs.lint.lint_report import run_lint
 
@@ -323,7 +315,6 @@ def _lint(args: argparse.Namespace) -> ExitCode:
         files,
         version or (site.slurm.version if site else None),
         args.json,
-        partition=limits_of(site.partition(args.partition)) if site and args.partition else None,
         cluster=_lint_cluster(args, site),
         as_sarif=args.sarif,
         advice=args.advice,
@@ -333,29 +324,22 @@ def _lint(args: argparse.Namespace) -> ExitCode:
 
 def _lint_cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None:
     """Return the cluster's limits and names; None if neither Slurm nor a site file gives them."""
-    if not (args.live or site or args.plugin_options):
-        return None
-    from hpcdl.jobs.limits import cluster_of
-    from hpcdl.slurm.fits import Cluster
-
-    cluster = Cluster()
     if args.live:
         from hpcdl.slurm.live_limits import live_cluster
 
-        cluster = live_cluster()
-    elif site:
-        cluster = cluster_of(site)
-    if args.plugin_options is None:
-        return cluster
-    names = {name.strip().lstrip("-") for name in args.plugin_options.split(",")}
-    return replace(cluster, plugin_options=frozenset(names - {""}))
+        return live_cluster()
+    if site:
+        from hpcdl.jobs.limits import cluster_of
+
+        return cluster_of(site)
+    return None
 
 
 def _lint_site(args: argparse.Namespace) -> Site | None:
     """The site to check for; None where none is named or installed, or none is needed."""
     from hpcdl.site.load import installed_site_file
 
-    named = args.site or args.partition or os.environ.get("HPCDL_SITE")
+    named = args.site or os.environ.get("HPCDL_SITE")
     other = args.slurm_version or args.live or installed_site_file() is None
     return the_site(args) if named or not other else None
 
@@ -374,7 +358,6 @@ GROUP = Group(
         queued.list_,
         _sweep,
         queued.report,
-        queued.usage,
         _lint,
         queued.cancel,
     ),

@@ -1,12 +1,10 @@
-"""Commands for submitted jobs: `hpcdl job watch`, `log`, `list`, `report`, `usage`, `cancel`."""
+"""Commands for submitted jobs: `hpcdl job watch`, `log`, `list`, `report`, `cancel`."""
 
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 from hpcdl.cli.framework import command, option, print_json, show, the_site
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
-from hpcdl.system.text import StatusLine, did_you_mean
+from hpcdl.system.text import StatusLine
 
 if TYPE_CHECKING:
     from hpcdl.jobs.listing import Array
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
 
 _MOST = 1_000_000
 _PIECE = 65536
-_DATE = re.compile(r"(\d{4})-(\d{2})(?:-(\d{2}))?\Z", re.ASCII)
-_DAYS = 365
 
 
 @command(
@@ -196,54 +192,6 @@ def report(args: argparse.Namespace) -> ExitCode:
         "comparison": comparison and comparison._asdict(),
     }
     return show(args, data, as_text(report) + beside, ok=report.ok)
-
-
-@command(
-    "hpcdl job usage --since 2026-01 --by account --by month --all-users",
-    option("--since", "DATE", "from YYYY-MM or YYYY-MM-DD on (default: a year ago)"),
-    option("--until", "DATE", "before YYYY-MM or YYYY-MM-DD (default: now)"),
-    option("--by", "KEY", "month (default), user, account, partition, name or module", many=True),
-    option("--all-users", "everybody's jobs, as far as Slurm shows them"),
-)
-def usage(args: argparse.Namespace) -> ExitCode:
-    """Sum GPU hours, CPU hours and energy of jobs, from Slurm's accounting."""
-    from datetime import date, timedelta
-
-    from hpcdl.jobs.submission import asked, find
-    from hpcdl.jobs.usage import KEYS, as_text, shares
-    from hpcdl.slurm.consumed import consumed
-
-    site = the_site(args)
-    keys = tuple(dict.fromkeys(args.by)) or ("month",)
-    for key in keys:
-        if key not in KEYS:
-            raise BadInput(f"usage is not summed by '{key}'", hint=did_you_mean(key, KEYS))
-    since = _day("--since", args.since) or (date.today() - timedelta(days=_DAYS)).isoformat()
-    until = _day("--until", args.until) or "now"
-
-    def module(job_id: int) -> str:
-        try:
-            return " ".join(map(str, asked(find(site, str(job_id)).folder).get("modules") or ()))
-        except BadInput:  # hpcdl did not submit it
-            return ""
-
-    found = shares(consumed(since, until, everybody=args.all_users), keys, module)
-    rows = [{**asdict(one), "group": dict(zip(keys, one.group, strict=True))} for one in found]
-    data = {"since": since, "until": until, "by": keys, "usage": rows}
-    return show(args, data, as_text(found, keys))
-
-
-def _day(option: str, text: str | None) -> str | None:
-    """A date as sacct takes it, '2026-03' as its first day."""
-    if text is None:
-        return None
-    from datetime import date
-
-    match = _DATE.match(text)
-    with suppress(ValueError):
-        if match:
-            return date(int(match[1]), int(match[2]), int(match[3] or 1)).isoformat()
-    raise BadInput(f"{option} {text[:40]!r} is no date", hint="write 2026-03 or 2026-03-15")
 
 
 @command(

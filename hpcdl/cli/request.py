@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 PROGRAM = "the program, or options of `hpcdl train`"
 """What follows two dashes."""
 _SHORT = {
-    *("partition", "nodes", "gpus", "gpu_model", "cpus_per_task", "mem", "minutes"),
+    *("partition", "gpus", "gpu_model", "cpus_per_task", "mem", "minutes"),
     *("account", "qos", "container", "modules"),
 }
 

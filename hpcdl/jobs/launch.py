@@ -140,8 +140,8 @@ def check_trust(site: Site, spec: JobSpec) -> None:
         raise BadInput(
             f"the launcher '{spec.launcher}' opens TensorFlow's server, which has no "
             "password: anyone who can reach its port can run code as you",
-            hint="use --launcher horovod; or --trusted-network, where all who reach the nodes' "
-            "ports are trusted",
+            hint="use --launcher horovod; or, where all who reach the nodes' ports are trusted, "
+            "`trusted_network: true` in job.yaml or the site file",
         )
 
 

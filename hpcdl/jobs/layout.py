@@ -227,7 +227,7 @@ def _memory(spec: JobSpec, cpus: int, gpus: int) -> int:
     if spec.memory is None:
         return 0
     if spec.memory.per == "gpu" and not gpus:
-        raise BadInput("--mem-per-gpu without GPUs", hint="use --mem or --mem-per-cpu")
+        raise BadInput("mem_per_gpu without GPUs", hint="use --mem, or mem_per_cpu")
     return spec.memory.mb * {"node": 1, "cpu": cpus, "gpu": gpus}[spec.memory.per]
 
 

@@ -199,6 +199,7 @@ def _values(
 ) -> dict[str, Any]:
     slurm, job_dir = site.slurm, spec.job_dir
     chosen = selection(partition, layout.nodes)
+    nice = () if spec.nice is None else (f"nice={spec.nice}",)
     warned = _warned(spec, layout)
     each = layout.gpus_per_node or layout.tasks_per_node
     kind = "GPU" if layout.gpus_per_node else "rank"
@@ -212,7 +213,7 @@ def _values(
         "module": module,
         "hpcdl_version": __version__,
         "shape": f"{count_of(layout.nodes, 'node')} x {count_of(each, kind)}",
-        "further": directives(slurm.version, (*_named(spec), *spec.sbatch), chosen),
+        "further": directives(slurm.version, (*nice, *spec.sbatch), chosen),
         "chosen": chosen,
         "account": spec.account or partition.account or slurm.account,
         "qos": spec.qos or partition.qos or slurm.qos,
@@ -250,12 +251,6 @@ def _warned(spec: JobSpec, layout: Layout) -> int:
             hint=f"ask for more --time, or for at most --signal-before {most or 'none'}",
         )
     return min(spec.signal_before, most)
-
-
-def _named(spec: JobSpec) -> list[str]:
-    """The options of sbatch that have an option of their own here and no line of the template."""
-    named = ((name, getattr(spec, name)) for name in ("reservation", "licenses", "nice"))
-    return [f"{name}={value}" for name, value in named if value is not None]
 
 
 def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:

@@ -182,10 +182,8 @@ _OF_SITE = _text(r"^[^\s]{1,128}$")
 _CHARGED = _text(
     "^[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}$", "`sacctmgr show associations` has the names"
 )
-_OF_SLURM = _text(r"^[A-Za-z0-9_][^\s\x00-\x1f\x7f]{0,1000}$", "`scontrol show` has the names")
 _SIZE_OF: dict[str, Any] = {
     "metavar": "SIZE",
-    "sweep": True,
     "together": "memory",
     "type": "string",
     "read": megabytes_of,
@@ -355,6 +353,7 @@ class JobSpec:
         "for multiworker: all who reach the nodes' ports may run code as you",
         False,
         **SWITCH,
+        flag=None,
         free=True,
     )
     chdir: Path | None = option(
@@ -364,10 +363,10 @@ class JobSpec:
     files: tuple[Path, ...] = ()
     traps: bool = False
     mem: int | None = option(
-        "memory per node; its share by default", None, example="64G", **_SIZE_OF
+        "memory per node; its share by default", None, example="64G", sweep=True, **_SIZE_OF
     )
-    mem_per_cpu: int | None = option("memory per CPU", None, **_SIZE_OF)
-    mem_per_gpu: int | None = option("memory per GPU", None, **_SIZE_OF)
+    mem_per_cpu: int | None = option("memory per CPU", None, flag=None, **_SIZE_OF)
+    mem_per_gpu: int | None = option("memory per GPU", None, flag=None, **_SIZE_OF)
     modules: tuple[str, ...] | None = option(
         "module to load instead of the published release's; repeatable, in a file an empty list "
         "loads none",
@@ -377,18 +376,6 @@ class JobSpec:
         metavar="NAME[/VERSION]",
         type="array",
         items=_text(r"^[A-Za-z0-9_][^\s]{0,200}$", "write NAME/VERSION"),
-    )
-    reservation: str | None = option(
-        "reservation to run in", None, sweep=True, free=True, **_OF_SLURM
-    )
-    licenses: str | None = option(
-        "licences that the job needs",
-        None,
-        metavar="NAME[:N],..",
-        sweep=True,
-        free=True,
-        example="matlab:2",
-        **_OF_SLURM,
     )
     nice: int | None = option(
         "lower the job's priority by this value",
@@ -404,7 +391,7 @@ class JobSpec:
         sizes = {"node": self.mem, "cpu": self.mem_per_cpu, "gpu": self.mem_per_gpu}
         given = [Memory(size, per) for per, size in sizes.items() if size is not None]
         if len(given) > 1:
-            message = "--mem, --mem-per-cpu and --mem-per-gpu exclude each other"
+            message = "mem, mem_per_cpu and mem_per_gpu exclude each other"
             raise BadInput(message, hint="give one of them")
         return given[0] if given else None
 

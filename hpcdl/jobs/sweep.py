@@ -30,7 +30,7 @@ from hpcdl.system.files import write_json
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean, nearest
 
-MAX_POINTS = 100_000
+MAX_POINTS = 10_000
 TASKS_PER_ARRAY = 1000
 """Slurm's MaxArraySize is 1001 where a site does not raise it (slurm.conf(5))."""
 
@@ -75,11 +75,9 @@ def plan(
     base: JobSpec,
     matrix: Mapping[str, Sequence[str]],
     exclude: Sequence[Values] = (),
-    *,
-    limit: int = MAX_POINTS,
 ) -> tuple[SweepPoint, ...]:
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
-    check_matrix(matrix, exclude, limit)
+    check_matrix(matrix, exclude)
     changes = {(key, text): _change(key, text) for key in matrix for text in matrix[key]}
     shapes: dict[Shape, str] = {}
     points = []
@@ -165,9 +163,7 @@ def point_folder(folder: Path, point: SweepPoint) -> Path:
     return folder / "points" / point.id
 
 
-def check_matrix(
-    matrix: Mapping[str, Sequence[str]], exclude: Sequence[Values], limit: int = MAX_POINTS
-) -> None:
+def check_matrix(matrix: Mapping[str, Sequence[str]], exclude: Sequence[Values]) -> None:
     """Raise BadInput for a matrix that makes no sweep."""
     if not matrix:
         raise BadInput("the sweep has no matrix", hint="give --over gpus=1,2,4")
@@ -180,11 +176,9 @@ def check_matrix(
         if len(set(values)) < len(values):
             raise BadInput(f"--over {key} names a value twice", hint="name it once")
         count *= len(values)
-    if count > limit:
-        raise BadInput(
-            f"the sweep has {count:,} points, more than {limit:,}",
-            hint="take values out, or raise --limit",
-        )
+    if count > MAX_POINTS:
+        message = f"the sweep has {count:,} points, more than {MAX_POINTS:,}"
+        raise BadInput(message, hint="take values out, or make several sweeps")
     for key, value in (pair for pattern in exclude for pair in pattern.items()):
         if key not in matrix:
             hint = did_you_mean(key, matrix)

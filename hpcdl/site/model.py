@@ -411,7 +411,7 @@ class Site:
     )
     trusted_network: bool = option(
         "Whether everybody who can reach the nodes' ports may run code as any user: "
-        "`multiworker` jobs then need no --trusted-network",
+        "`multiworker` jobs then need no `trusted_network`",
         False,
         **SWITCH,
     )

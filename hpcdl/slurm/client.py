@@ -135,18 +135,17 @@ def usage(job_id: int) -> parse.Usage | None:
 
 
 def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
-    """Accounting's lines about a job, or several; none where there is no accounting."""
-    there = shutil.which("sacct") is not None
-    return sacct(fields, *options, "--jobs", str(job_id))[1] if there else []
+    """Accounting's lines about a job, or several, in a form that no job's name can forge.
 
-
-def sacct(fields: str, *options: str) -> tuple[CommandResult, list[str]]:
-    """Return an answer of sacct, and its lines in a form that no job's name can forge."""
+    There are none where there is no accounting.
+    """
+    if shutil.which("sacct") is None:
+        return []
     mark = f"|{secrets.token_hex(8)}|"
     asked = ["sacct", "--noheader", "--parsable2", f"--delimiter={mark}", f"--format={fields}"]
-    answer = ask([*asked, *options], check=False)
+    answer = ask([*asked, *options, "--jobs", str(job_id)], check=False)
     rows = answer.stdout if answer.ok else ""
-    return answer, parsed(lambda text: parse.own_lines(text, fields, mark), rows, "sacct")
+    return parsed(lambda text: parse.own_lines(text, fields, mark), rows, "sacct")
 
 
 def queue(*, mine: bool = False) -> tuple[JobRecord, ...]:

@@ -249,7 +249,7 @@ def _site(role: str, here: Here) -> Need:
 
 def _accounting(role: str, here: Here) -> Need | None:
     found = "slurmdbd" if here.cluster.accounting else None
-    without = "without slurmdbd, `job usage` does not work and old jobs are forgotten"
+    without = "without slurmdbd, old jobs are forgotten"
     return Need(role, "accounting", False, found, "", "" if found else without)
 
 

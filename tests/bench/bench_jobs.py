@@ -214,7 +214,7 @@ def render_many():
     site = load_site(find_site_file("p100-v100-k80"))
     matrix = {"gpus": ["1", "2", "4", "8"], "lr": [str(n) for n in range(2500)]}
     start = time.perf_counter()
-    points = plan(site, JobSpec("v100", name="bench"), matrix, limit=10_000)
+    points = plan(site, JobSpec("v100", name="bench"), matrix)
     for number, group in enumerate(groups(points)):
         render(site, group, Module(()), Path(f"/tmp/none/array-{number:03d}.args"), 8)
     seconds = time.perf_counter() - start

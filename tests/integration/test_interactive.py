@@ -67,7 +67,11 @@ def test_a_job_that_ends_under_an_open_shell_is_named(slurm):
     [
         (["job", "shell", "--no-module"], 2, "there is no terminal"),
         ([*SHELL, "--nodes", "9", "--", "true"], 2, "nodes"),
-        ([*SHELL, "--reservation", "none-such", "--", "true"], 3, "Slurm gave no allocation"),
+        (
+            [*SHELL, "--sbatch", "reservation=none-such", "--", "true"],
+            3,
+            "Slurm gave no allocation",
+        ),
         (["job", "jupyter", "--job", "99999"], 2, "there is no job 99999"),
     ],
 )

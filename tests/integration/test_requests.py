@@ -28,7 +28,7 @@ def overdue(cluster_env, tmp_path_factory):
     [
         ("node", ["--mem", "10G"], r"MinMemoryNode=10G"),
         ("cpu", ["--mem", "8000"], r"MinMemoryCPU=1000M"),
-        ("gpu", ["--mem-per-gpu", "3G"], r"MemPerTres=gres:gpu:3072"),
+        ("gpu", ["--mem", "6G"], r"MemPerTres=gres:gpu:3072"),
         ("none", [], r"MinMemoryCPU=7.50G"),
     ],
 )
@@ -68,9 +68,11 @@ def test_a_reservation_is_run_in(slurm, tmp_path):
         "flags=ignore_jobs",
     )
     try:
-        assert "cpu-01" in slurm.run(*CPU, "--reservation", name, "--", "hostname")["text"]
-        words = ("job", "submit", "--no-module", *CPU, "--reservation", "nosuch", "--", "true")
-        assert "reservation" in slurm.refused(2, *words).lower()
+        assert (
+            "cpu-01" in slurm.run(*CPU, "--sbatch", f"reservation={name}", "--", "hostname")["text"]
+        )
+        words = ("job", "submit", "--no-module", *CPU, "--sbatch", "reservation=nosuch")
+        assert "reservation" in slurm.refused(2, *words, "--", "true").lower()
     finally:
         slurm("scontrol", "delete", f"reservationname={name}")
 

@@ -13,7 +13,7 @@ from hpcdl import facts
 from hpcdl.cli.site import as_data, as_text
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import plan_on
-from hpcdl.jobs.limits import limits_of
+from hpcdl.jobs.limits import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.preflight import ExpectedAllocation, GpuLink, Probe, judge_links, notes
 from hpcdl.jobs.sweep import plan
@@ -361,7 +361,7 @@ def test_the_linter_takes_the_largest_node_of_a_type(mixed):
     refused = []
     for one in ("gpus-per-node=l40s:8", "gpus-per-node=8", "gpus-per-node=a100:8", "gres=gpu:9"):
         text = f"#!/bin/bash\n#SBATCH --partition=typed\n#SBATCH --{one}\nsrun true\n"
-        rows = lint(text, name="x", version="24.05", partition=limits_of(mixed.partition("typed")))
+        rows = lint(text, name="x", version="24.05", cluster=cluster_of(mixed))
         refused += [one for row in rows if row.rule.id == "partition-limit"]
     assert refused == ["gpus-per-node=a100:8", "gres=gpu:9"]
 

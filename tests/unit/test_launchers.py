@@ -74,7 +74,7 @@ def test_tensorflow_s_server_is_refused_where_nobody_trusts_the_network(site):
     wary = replace(site, trusted_network=False)
     with pytest.raises(BadInput, match="has no password") as caught:
         render_script(wary, WORKERS, Module(()))
-    assert "--trusted-network" in caught.value.hint
+    assert "trusted_network: true" in caught.value.hint
     text = render_script(wary, replace(WORKERS, trusted_network=True), Module(())).text
     assert "\n#SBATCH --exclusive\n" in text
 

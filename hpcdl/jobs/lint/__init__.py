@@ -16,7 +16,7 @@ from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
     from hpcdl.jobs.lint.job import Check, Hit, Job
-    from hpcdl.slurm.fits import Cluster, PartitionLimits
+    from hpcdl.slurm.fits import Cluster
 
 __all__ = ["Finding", "all_checks", "explain", "lint"]
 
@@ -57,14 +57,12 @@ def lint(
     *,
     name: str,
     version: str | SlurmRelease,
-    partition: PartitionLimits | None = None,
     cluster: Cluster | None = None,
 ) -> tuple[LintFinding, ...]:
     """Return what is wrong with a batch script on a release of Slurm, in the order of its lines.
 
-    What is to be said with the same words of several lines is one finding, at the first. Where they
-    are known, `cluster` adds checks of its names and partitions, and `partition` is that of scripts
-    which name none.
+    What is to be said with the same words of several lines is one finding, at the first. Where it
+    is known, `cluster` adds checks of its names and partitions.
 
     Raises:
         BadInput: `version` is not a release, or older than the rules know.
@@ -77,7 +75,7 @@ def lint(
         raise BadInput(f"the rules begin with Slurm {oldest}; {release} is older")
     script = BatchScript(text, name).first
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
-    found = apply(script, _hits(Job(script, release, partition, cluster), active), active)
+    found = apply(script, _hits(Job(script, release, cluster), active), active)
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}
     same: dict[tuple[str, str], list[Hit]] = {}
     for _, hit in sorted(unique.items()):

@@ -58,16 +58,15 @@ def at(rule: str, place: Option | JobStep | Assignment | Word, detail: str = "")
 
 
 class Job:
-    """A script, the release that it is for, its partition and cluster as far as known."""
+    """A script, the release that it is for, and its cluster as far as known."""
 
     def __init__(
         self,
         script: BatchScript,
         release: SlurmRelease,
-        partition: PartitionLimits | None,
         cluster: Cluster | None,
     ) -> None:
-        self.script, self.release, self._partition = script, release, partition
+        self.script, self.release = script, release
         self.cluster = cluster or Cluster()
         parts = script.components
         self.options = Options(tuple(option for part in parts for option in part.given))
@@ -84,12 +83,8 @@ class Job:
         """Return the limits of the partitions that a component may run in, as far as known."""
         named, known = part.text("partition"), self.cluster.limits
         if not named:
-            default = known.get(self.cluster.default)
-            return [one for one in (self._partition or default,) if one]
-        allowed = dict(known)
-        if self._partition:
-            allowed[self._partition.name] = self._partition
-        return [allowed[name] for name in named.split(",") if name in allowed]
+            named = self.cluster.default
+        return [known[name] for name in named.split(",") if name in known]
 
     @cached_property
     def has_gpus(self) -> bool:

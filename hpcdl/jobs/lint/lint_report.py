@@ -28,7 +28,7 @@ from hpcdl.system.safe_read import unreadable
 from hpcdl.system.text import count_of, paint
 
 if TYPE_CHECKING:
-    from hpcdl.slurm.fits import Cluster, PartitionLimits
+    from hpcdl.slurm.fits import Cluster
 
 _NO_PARSER = "note: only directives are checked, not what the scripts run\n  hint: {}"
 _STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "advice": "cyan"}
@@ -52,7 +52,6 @@ def run_lint(
     version: str | None = None,
     as_json: bool = False,
     *,
-    partition: PartitionLimits | None = None,
     cluster: Cluster | None = None,
     as_sarif: bool = False,
     advice: bool = False,
@@ -60,7 +59,7 @@ def run_lint(
 ) -> ExitCode:
     """Lint files and print what is found; `-` is standard input.
 
-    The newest known release is checked by default; `partition` and `cluster` are those of `lint`.
+    The newest known release is checked by default; `cluster` is that of `lint`.
     With `live` the sbatch on PATH is asked, too, whether it would take each file.
     The answer is NO where a script has an error, else USAGE where one cannot be read, else OK.
 
@@ -80,7 +79,6 @@ def run_lint(
             text,
             name=name,
             version=release,
-            partition=partition,
             cluster=cluster,
         )
         if live:

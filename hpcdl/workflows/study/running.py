@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcdl.jobs import sweep_run
 from hpcdl.jobs.intent import embedded_cluster
-from hpcdl.jobs.limits import limits_of
+from hpcdl.jobs.limits import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.script import JobScript
 from hpcdl.jobs.spec import JobSpec
@@ -215,16 +215,16 @@ class CheckedScript:
 
 def check_scripts(plan: Plan, modules: Modules) -> Iterator[CheckedScript]:
     """Render every script of a study, and check each by lint and by `bash -n`. Writes nothing."""
+    cluster = cluster_of(plan.site)
     for folder, points in plan.rounds.items():
         anew = [RunStatus(point, MISSING) for point in points if not point.problem]
         running = 1 if plan.scale.single_node else None
         for group, script, *_ in sweep_run.preview(plan.site, folder, anew, modules, running):
-            partition = plan.site.partition(group.spec.partition)
             findings = lint(
                 script.text,
                 name=f"{folder.name}.sh",
                 version=plan.site.slurm.version,
-                partition=limits_of(partition),
+                cluster=cluster,
             )
             errors = [
                 f"line {one.line}: {one.message}" for one in findings if one.severity == "error"

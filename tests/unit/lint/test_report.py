@@ -2,12 +2,13 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs.limits import limits_of
+from hpcdl.jobs.limits import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.lint_report import run_lint
 from hpcdl.slurm.rules import rule
@@ -16,7 +17,7 @@ from hpcdl.system.resources import folder
 from tests.unit.conftest import shipped
 
 WRONG = "#!/bin/bash\n#SBATCH --ntasks=4 --cpus-per-task=8\nsrun --exact ./solver\n"
-V100 = limits_of(shipped("p100-v100-k80").partition("v100"))  # 6 nodes of 8 GPUs, 80 CPUs, two days
+SITE = cluster_of(shipped("p100-v100-k80"))  # v100: 6 nodes of 8 GPUs, 80 CPUs, two days
 
 
 @pytest.fixture
@@ -123,12 +124,14 @@ def test_bytes_that_are_no_utf8_are_read_all_the_same(script, capsys):
     ],
 )
 def test_more_than_the_partition_has_is_an_error(directives, column):
-    text = f"#!/bin/bash\n#SBATCH {directives}\ntrue\n"
-    found = lint(text, name="x", version="24.11", partition=V100)
+    text = f"#!/bin/bash\n#SBATCH {directives} -p v100\ntrue\n"
+    found = lint(text, name="x", version="24.11", cluster=SITE)
     assert [(one.rule.id, one.column) for one in found] == [("partition-limit", column)]
     assert lint(text, name="x", version="24.11") == ()
-    other = f"#!/bin/bash\n#SBATCH {directives} -p big\ntrue\n"
-    assert lint(other, name="x", version="24.11", partition=V100) == ()
+    unnamed = text.replace(" -p v100", "")
+    assert lint(unnamed, name="x", version="24.11", cluster=SITE) == ()
+    default = replace(SITE, default="v100")
+    assert lint(unnamed, name="x", version="24.11", cluster=default) == found
 
 
 def test_an_installed_site_says_the_release_where_none_is_named(script, capsys):

@@ -13,7 +13,7 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
-from hpcdl.jobs.limits import limits_of
+from hpcdl.jobs.limits import cluster_of
 from hpcdl.jobs.lint import all_checks, check_signals, check_steps, lint, shell
 from hpcdl.slurm.rules import SlurmRelease, all_rules, known_releases, rule
 from tests.unit.conftest import shipped
@@ -119,9 +119,7 @@ def test_a_generated_script_is_clean(version):
         site = with_version(shipped(name), version)
         for asked in ASKED:
             text = render_script(site, JobSpec(partition, **asked), MODULE).text
-            found = lint(
-                text, name="x", version=version, partition=limits_of(site.partition(partition))
-            )
+            found = lint(text, name="x", version=version, cluster=cluster_of(site))
             assert [(one.line, one.rule.id) for one in found] == [], (name, partition, asked)
 
 
