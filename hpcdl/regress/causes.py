@@ -9,7 +9,6 @@ What several series of one night say together, and none of them alone, is a find
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from datetime import date
@@ -20,7 +19,6 @@ from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, GateAnswer
 from hpcdl.regress.estimate import as_normal, level_of
 from hpcdl.regress.identity import Series
 from hpcdl.results.faults import Status
-from hpcdl.system.text import count_of
 
 POOLED = "lower together"
 """The kind of a finding that several series of one night are only together."""
@@ -42,12 +40,14 @@ class Cause(NamedTuple):
     closes: bool
 
     @property
-    def id(self) -> str:
-        """Eight digits; those of the finding, where there is one."""
-        if len(self.findings) == 1:
-            return self.findings[0].id
-        each = ",".join(sorted(one.id for one in self.findings))
-        return hashlib.sha256(each.encode()).hexdigest()[:8]
+    def line(self) -> str:
+        """Its title as everybody is told it, with the id by which it is accepted.
+
+        Of several findings, each is accepted by an id of its own.
+        """
+        mark = "" if self.closes or self.findings[0].kind == POOLED else f"{WARNING}: "
+        ids = f" [{self.findings[0].id}]" if len(self.findings) == 1 else ""
+        return f"{mark}{self.title.removeprefix(f'{WARNING}, ')}{ids}"
 
 
 class Tonight(NamedTuple):
@@ -181,19 +181,3 @@ def _tail(count: int, least: int, chance: float) -> float:
         for k in range(least, count + 1)
     )
     return min(1.0, sum(math.exp(one) for one in logs))
-
-
-def lines_of(answer: GateAnswer, most: int = 9) -> list[str]:
-    """The causes in a line each, worst first, with the id by which one is accepted."""
-    causes = causes_of(answer)
-    lines = []
-    for cause in causes[:most]:
-        mark = "" if cause.closes or cause.findings[0].kind == POOLED else f"{WARNING}: "
-        title = cause.title.removeprefix(f"{WARNING}, ")
-        # Of several findings, each is accepted by an id of its own.
-        ids = f" [{cause.findings[0].id}]" if len(cause.findings) == 1 else ""
-        lines.append(f"{mark}{title}{ids}")
-    rest = causes[most:]
-    series = sum(len(cause.findings) for cause in rest)
-    more = f"and {count_of(len(rest), 'more cause')} ({count_of(series, 'finding')}); --all lists"
-    return [*lines, *([more] if rest else [])]

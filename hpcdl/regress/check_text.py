@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hpcdl.jobs.watch import Snapshot, as_line, describe
 from hpcdl.regress.answer import Finding, GateAnswer
-from hpcdl.regress.causes import lines_of
+from hpcdl.regress.causes import causes_of
 from hpcdl.regress.gate import ENDED_DAYS
 from hpcdl.regress.history import History
-from hpcdl.regress.identity import Series, name_of
+from hpcdl.regress.identity import name_of
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
@@ -21,9 +21,11 @@ from hpcdl.regress.verdict import Verdict, bounds_text, number
 from hpcdl.results.faults import Status
 from hpcdl.results.records import PROGRESS
 from hpcdl.system.inert import in_a_line
-from hpcdl.system.text import duration, paint, table
+from hpcdl.system.text import count_of, duration, paint, table
 
 _STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "red"}
+_CAUSES = 9
+"""Causes of the gate that are listed; more are counted."""
 _HEADER = ("check", "partition", "verdict", "measured", "reference", "change", "bounds")
 
 
@@ -171,22 +173,23 @@ def gate_text(answer: GateAnswer, *, every: bool = False) -> str:
     if not answer.series and not answer.ended:
         return f"{answer.headline}: none of the {answer.known} in the history fits what was asked"
     if not every:
-        more = [f"accepted: {len(answer.accepted)}"] if answer.accepted else []
-        more += [f"ended, nothing for {ENDED_DAYS} days: {_some(answer.ended)}"] * bool(
-            answer.ended
-        )
-        return "\n".join([answer.headline, *map(_in_width, [*lines_of(answer), *more])])
+        causes = causes_of(answer)
+        lines, rest = [cause.line for cause in causes[:_CAUSES]], causes[_CAUSES:]
+        if rest:
+            findings = count_of(sum(len(cause.findings) for cause in rest), "finding")
+            lines.append(f"and {count_of(len(rest), 'more cause')} ({findings}); --all lists")
+        lines += [f"accepted: {len(answer.accepted)}"] * bool(answer.accepted)
+        if answer.ended:
+            names = [name_of(one) for one in answer.ended]
+            more = [f"{len(names) - 2} more"] * (len(names) > 2)
+            lines.append(f"ended, nothing for {ENDED_DAYS} days: {'; '.join([*names[:2], *more])}")
+        return "\n".join([answer.headline, *map(_in_width, lines)])
     rows = [_finding_row(one) for one in (*answer.findings, *answer.warnings)]
     slept = [[*_finding_row(one), in_a_line(one.accepted)] for one in answer.accepted]
     lines = [answer.headline, *([table(rows)] if rows else [])]
     lines += ["accepted:", table(slept)] if slept else []
     ended = f"ended, nothing for {ENDED_DAYS} days:"
     return "\n".join([*lines, *(f"{ended} {in_a_line(name_of(one))}" for one in answer.ended)])
-
-
-def _some(ended: Sequence[Series]) -> str:
-    names = [name_of(one) for one in ended]
-    return "; ".join([*names[:2], *([f"{len(names) - 2} more"] if len(names) > 2 else [])])
 
 
 def _in_width(line: str) -> str:

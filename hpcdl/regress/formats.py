@@ -6,7 +6,7 @@ They start from the values of verdicts.json, so that a run of last night can be 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,12 @@ _STATUS_CODES = {
     "INSUFFICIENT-DATA": 5,
     "SKIP": 6,
     "XFAIL": 7,
+}
+_HELP = {
+    "status": ", ".join(f"{code} {status}" for status, code in _STATUS_CODES.items()) + ".",
+    "timestamp_seconds": "End of the run, since 1970 UTC.",
+    "gate_open": "1 where the gate is open.",
+    "cause": "How many findings have one cause.",
 }
 
 
@@ -55,43 +61,28 @@ def read_run(path: Path) -> Run:
 
 
 def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
-    """A table for a merge request or an issue."""
-    lines = [
-        *([f"**{answer.headline}**", ""] if answer else []),
-        *_causes(answer),
-        "| check | partition | verdict | measured | reference | reason |",
-        "|---|---|---|---|---|---|",
-    ]
+    """The gate's causes and a table of verdicts, for a merge request or an issue."""
+    lines = []
+    if answer:
+        lines += [f"**{answer.headline}**", ""]
+        rows = [cause.line for cause in causes_of(answer)]
+        rows += [f"{one.name}: {one.accepted} [{one.id}]" for one in answer.accepted]
+        lines += [*_table(["finding"], ([row] for row in rows)), ""] if rows else []
+    cells = []
     for verdict in sorted(run["verdicts"], key=_worst):
         metric = next((m for m in verdict["metrics"] if m["wanted"]), None)
         measured = f"{number(metric['value'])} {metric['unit']}" if metric else "-"
         reference = number(metric["reference"]) if metric else "-"
         word = verdict["status"] + (" (waived)" if verdict["waived"] else "")
-        cells = [
-            _name(verdict),
-            _place(verdict) or "-",
-            word,
-            measured,
-            reference,
-            verdict["reason"],
-        ]
-        lines.append("| " + " | ".join(map(markdown_cell, cells)) + " |")
-    return "\n".join(lines) + "\n"
+        where = _place(verdict) or "-"
+        cells.append((_name(verdict), where, word, measured, reference, verdict["reason"]))
+    header = ("check", "partition", "verdict", "measured", "reference", "reason")
+    return "\n".join([*lines, *_table(header, cells)]) + "\n"
 
 
-def _causes(answer: GateAnswer | None) -> list[str]:
-    """List the gate's findings by cause, worst first, then the accepted ones."""
-    rows = (
-        [
-            [("" if one.closes else "not sure yet: ") + one.title, one.id]
-            for one in causes_of(answer)
-        ]
-        if answer
-        else []
-    )
-    rows += [[f"{one.name}: {one.accepted}", one.id] for one in answer.accepted] if answer else []
-    lines = ["| " + " | ".join(map(markdown_cell, row)) + " |" for row in rows]
-    return ["| finding | id |", "|---|---|", *lines, ""] if lines else []
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [[*header], ["---"] * len(header), *([*map(markdown_cell, row)] for row in rows)]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def _worst(verdict: Mapping[str, Any]) -> tuple[bool, int]:
@@ -102,24 +93,19 @@ def _worst(verdict: Mapping[str, Any]) -> tuple[bool, int]:
 def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
     """JUnit XML: FAIL, unwaived verdicts and what closes the gate are failures, ERROR an error."""
     verdicts = [*run["verdicts"]]
-    other = {finding.id for finding in beside(answer, verdicts)} if answer else set()
+    others = {finding.id for finding in beside(answer, verdicts)} if answer else set()
     for cause in causes_of(answer) if answer else ():
-        if not cause.closes or not other & {finding.id for finding in cause.findings}:
-            continue
-        first = cause.findings[0]
-        verdicts.append(
-            {
+        if cause.closes and others & {finding.id for finding in cause.findings}:
+            first = cause.findings[0]
+            each = (f"{finding.name}: {finding.description}" for finding in cause.findings)
+            verdict = {
                 "check": first.name if len(cause.findings) == 1 else cause.title,
-                "case": "",
-                "partition": "gate",
+                "reason": "; ".join(each),
                 "status": first.kind,
-                "ok": False,
-                "reason": "; ".join(
-                    f"{finding.name}: {finding.description}" for finding in cause.findings
-                ),
-                "seconds": 0.0,
             }
-        )
+            verdicts.append(
+                {"partition": "gate", "case": "", "ok": False, "seconds": 0.0} | verdict
+            )
     errors = sum(v["status"] == "ERROR" for v in verdicts)
     failures = sum(not v["ok"] for v in verdicts) - errors
     head = (
@@ -130,89 +116,69 @@ def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{head}\n{cases}\n</testsuite>\n'
 
 
+def _junit_case(verdict: Mapping[str, Any]) -> str:
+    head = (
+        f"  <testcase classname={xml_attribute(_place(verdict) or 'run')} "
+        f'name={xml_attribute(_name(verdict))} time="{verdict["seconds"]:.2f}"'
+    )
+    status, message = verdict["status"], f"message={xml_attribute(verdict['reason'])}"
+    if status in {"SKIP", "XFAIL"}:
+        return f"{head}><skipped {message}/></testcase>"
+    if verdict["ok"]:
+        return head + "/>"
+    kind = "error" if status == "ERROR" else "failure"
+    return f"{head}>\n    <{kind} type={xml_attribute(status)} {message}/>\n  </testcase>"
+
+
 def as_prometheus(run: Run, answer: GateAnswer | None = None) -> str:
     """A file for node_exporter's textfile collector: verdicts, values, bounds, gate, findings.
 
     It takes no file in which a series is there twice: of repeats on the same nodes the last
     counts, with all that it measured.
     """
-    lines = [
-        "# HELP hpcdl_check_status 0 PASS, 1 FAIL, 2 ERROR, 3 NO-REFERENCE, 4 STALE, "
-        "5 INSUFFICIENT-DATA, 6 SKIP, 7 XFAIL."
-    ]
-    site = str(run.get("site") or "")
-    verdicts = {_labels(site, verdict): verdict for verdict in run["verdicts"]}
-    lines += _gauge(
-        "status",
-        (
-            (
-                f'{labels},waived="{str(bool(verdict["waived"])).lower()}"',
-                _STATUS_CODES[verdict["status"]],
-            )
-            for labels, verdict in verdicts.items()
-        ),
-    )
-    for what in ("value", "reference", "low", "high"):
-        lines += _gauge(
-            what,
-            (
-                (_labels(site, verdict, metric), metric[what])
-                for verdict in verdicts.values()
-                for metric in verdict["metrics"]
-                if metric[what] is not None
-            ),
-        )
-    if isinstance(time := run.get("time"), (int, float)):  # the collector takes no time of a sample
-        lines += [
-            "# HELP hpcdl_check_timestamp_seconds End of the run, since 1970 UTC.",
-            *_gauge("timestamp_seconds", [(_joined({"site": site}), time)]),
-        ]
-    lines += _of_gate(site, answer) if answer else []
+    families: dict[str, dict[str, float]] = {}
+    site = {"site": str(run.get("site") or "")}
+    for what, value, labels in (*_of_run(run), *(_of_gate(answer) if answer else ())):
+        each = (site | {**labels} | site).items()  # first, and the run's own
+        text = ",".join(f'{name}="{prometheus_label(str(label))}"' for name, label in each)
+        families.setdefault(what, {})[text] = value
+    lines = []
+    for what, samples in families.items():
+        lines += [f"# HELP hpcdl_check_{what} {_HELP[what]}"] if what in _HELP else []
+        lines += [f"# TYPE hpcdl_check_{what} gauge"]
+        lines += [f"hpcdl_check_{what}{{{labels}}} {value!r}" for labels, value in samples.items()]
     return "\n".join(lines) + "\n"
 
 
-def _of_gate(site: str, answer: GateAnswer) -> list[str]:
-    here = _joined({"site": site})
-    findings = (
-        (
-            _joined(
-                {
-                    **finding.series._asdict(),
-                    "site": site,
-                    "node": finding.node,
-                    "kind": finding.kind,
-                    "closes": closes,
-                }
-            ),
-            1,
-        )
-        for closes, group in (("true", answer.findings), ("false", answer.warnings))
-        for finding in group
-    )
-    causes = (
-        (_joined({"site": site, "kind": cause.kind, "cause": cause.title}), len(cause.findings))
-        for cause in causes_of(answer)
-        if cause.closes
-    )
-    return [
-        "# HELP hpcdl_check_gate_open 1 where the gate is open.",
-        *_gauge("gate_open", [(here, int(answer.open))]),
-        *_gauge("series", [(here, answer.series)]),
-        *_gauge("finding", findings),
-        "# HELP hpcdl_check_cause How many findings have one cause.",
-        *_gauge("cause", causes),
-    ]
+Sample = tuple[str, float, Mapping[str, object]]
+"""What it is of, its value and its labels."""
 
 
-def _joined(labels: Mapping[str, object]) -> str:
-    return ",".join(f'{name}="{prometheus_label(str(value))}"' for name, value in labels.items())
+def _of_run(run: Run) -> Iterator[Sample]:
+    verdicts = {tuple(_labels(verdict).values()): verdict for verdict in run["verdicts"]}
+    for verdict in verdicts.values():
+        labels, waived = _labels(verdict), str(bool(verdict["waived"])).lower()
+        yield "status", _STATUS_CODES[verdict["status"]], {**labels, "waived": waived}
+        for metric in verdict["metrics"]:
+            more = {"metric": metric["name"], "unit": metric["unit"]}
+            more["better"] = metric.get("better") or ""
+            for what in ("value", "reference", "low", "high"):
+                if metric[what] is not None:
+                    yield what, metric[what], {**labels, **more}
+    if isinstance(time := run.get("time"), (int, float)):  # the collector takes no time of a sample
+        yield "timestamp_seconds", time, {}
 
 
-def _gauge(what: str, samples: Iterable[tuple[str, float]]) -> list[str]:
-    series = dict(samples).items()
-    return [f"# TYPE hpcdl_check_{what} gauge"] + [
-        f"hpcdl_check_{what}{{{labels}}} {value!r}" for labels, value in series
-    ]
+def _of_gate(answer: GateAnswer) -> Iterator[Sample]:
+    yield "gate_open", int(answer.open), {}
+    yield "series", answer.series, {}
+    for cause in causes_of(answer):
+        if cause.closes:
+            yield "cause", len(cause.findings), {"kind": cause.kind, "cause": cause.title}
+    for closes, findings in (("true", answer.findings), ("false", answer.warnings)):
+        for finding in findings:
+            what = {"node": finding.node, "kind": finding.kind, "closes": closes}
+            yield "finding", 1, {**finding.series._asdict(), **what}
 
 
 def as_json(run: Run, answer: GateAnswer | None = None) -> str:
@@ -243,30 +209,7 @@ def _place(verdict: Mapping[str, Any]) -> str:
     return place_of(str(verdict["partition"] or ""), str(verdict.get("environment") or ""))
 
 
-def _junit_case(verdict: Mapping[str, Any]) -> str:
-    head = (
-        f"  <testcase classname={xml_attribute(_place(verdict) or 'run')} "
-        f'name={xml_attribute(_name(verdict))} time="{verdict["seconds"]:.2f}"'
-    )
-    if verdict["status"] in {"SKIP", "XFAIL"}:
-        return f"{head}><skipped message={xml_attribute(verdict['reason'])}/></testcase>"
-    if verdict["ok"]:
-        return head + "/>"
-    kind = "error" if verdict["status"] == "ERROR" else "failure"
-    attributes = (
-        f"type={xml_attribute(verdict['status'])} message={xml_attribute(verdict['reason'])}"
-    )
-    return f"{head}>\n    <{kind} {attributes}/>\n  </testcase>"
-
-
-def _labels(site: str, verdict: Mapping[str, Any], metric: Mapping[str, Any] | None = None) -> str:
-    labels = {"site": site} | {name: verdict[name] or "" for name in ("check", "case", "partition")}
+def _labels(verdict: Mapping[str, Any]) -> dict[str, str]:
+    labels = {name: verdict.get(name) or "" for name in ("check", "case", "partition")}
     labels["environment"] = verdict.get("environment") or ""
-    labels["node"] = (verdict.get("job") or {}).get("nodes") or ""
-    if metric is not None:
-        labels |= {
-            "metric": metric["name"],
-            "unit": metric["unit"],
-            "better": metric.get("better") or "",
-        }
-    return _joined(labels)
+    return {**labels, "node": (verdict.get("job") or {}).get("nodes") or ""}

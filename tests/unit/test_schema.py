@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from hpcdl import facts
 from hpcdl.regress.identity import Series
-from hpcdl.regress.notify import _SENDERS
 from hpcdl.regress.references import Reference as CheckReference
 from hpcdl.site.check import site_schema
 from hpcdl.system.document import InvalidDocument, parse_document
@@ -225,5 +224,3 @@ def test_the_formats_of_the_checks_files_name_what_the_code_has():
     assert set(row) == {field.name for field in fields(CheckReference)}
     accepted = rows["accepted"]["properties"]["accepted"]["items"]["properties"]
     assert tuple(accepted["series"]["properties"]) == Series._fields
-    target = rows["addressees"]["properties"]["targets"]["items"]["properties"]
-    assert target["kind"]["enum"] == [*_SENDERS]
