@@ -17,7 +17,7 @@ help:  ## list the targets
 demo:  ## the demo: cluster, stack, training on 2 nodes, checks with verdicts
 	@bash tools/system.sh cluster mpi modules build python
 	@$(MAKE) -s --no-print-directory $(if $(wildcard $(VENV)/.done),venv,$(VENV)/.demo)
-	@PATH="$(abspath $(BIN)):$$PATH" hpcdl tour --yes $(STEPS:%=--to %)
+	@PATH="$(abspath $(BIN)):$$PATH" bash tools/demo.sh $(STEPS)
 
 down:  ## stop the embedded cluster; no process or mount is left
 	@if [ -x $(BIN)/hpcdl ]; then $(BIN)/hpcdl cluster down; \

@@ -36,7 +36,6 @@ GROUPS: dict[str, str] = {
     "check": "nightly regression checks: runs, references, verdicts, history, gate",
     "clean": "remove old runs, logs and cached files that nothing needs",
     "doctor": "check this machine's prerequisites",
-    "tour": "the demo, step by step",
     "completion": "shell completions for bash and zsh",
 }
 
@@ -134,6 +133,8 @@ def _dispatch(argv: list[str]) -> ExitCode | int:
 
 def _meant(word: str) -> str:
     """Return a hint: the command whose group was left out, else the nearest name."""
+    if gone := command_hint("gone", word):
+        return str(gone)
     groups = [entry for entry in map(load_group, GROUPS) if isinstance(entry, Group)]
     commands = [
         f"hpcdl {one.name} {command.name}"
