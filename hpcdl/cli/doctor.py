@@ -10,7 +10,7 @@ from hpcdl.system.errors import ExitCode
 
 @command(
     "hpcdl doctor --role login",
-    option("--role", "ROLE", "login, compute, admin or laptop (default: the demo)", default="demo"),
+    option("--role", "ROLE", "login, admin or laptop (default: the demo)", default="demo"),
 )
 def _doctor(args: argparse.Namespace) -> ExitCode:
     """Check this machine's prerequisites, or those of its role; name what is missing."""
