@@ -1,31 +1,101 @@
 """Whether training still learns, survives, and runs the way that users start it."""
 
+import math
 import shutil
 from pathlib import Path
+from statistics import mean
 
 import reframe as rfm
 from reframe.core.builtins import fixture, parameter, run_after
 
+from hpcdl import facts
 from hpcdl.regress.checkbase import HpcdlCheck, Metric, rendered
 from hpcdl.regress.references import rule
 from hpcdl.regress.result import Measured, reads
 from hpcdl.regress.training import (
     BEST_IMAGES_PER_SECOND,
-    DIGITS,
-    DIGITS_ACCURACY,
     best_images_per_second,
-    curve_faults,
-    digits_options,
     job_on,
-    killed_program,
     losses,
-    newest_step,
-    resume_faults,
-    resumed_program,
     training_faults,
-    warned_program,
 )
 from hpcdl.results.faults import FaultKind, JobFault
+
+DIGITS, DIGITS_ACCURACY = "mlp-digits-95", 0.95
+"""A training to the end, whose loss curve is known, and the accuracy that it must reach."""
+CURVE = facts.load("loss_curves")["curves"][DIGITS]
+STEPS_AFTER, CHECKPOINT_EVERY = 300, 100
+"""Steps that a run which was interrupted goes on for after its newest checkpoint, however far it
+came: nothing depends on how fast a machine is."""
+NO_IDEA = math.log(10)
+"""The loss of a network of ten classes that has learnt nothing."""
+WAIT = "until compgen -G 'checkpoints/step-*.ckpt' >/dev/null; do sleep 0.05; done; "
+KILLED = (
+    '"$@" --steps=100000000 & training=$!; '
+    "if [[ $SLURM_PROCID == 0 ]]; then " + WAIT + "kill -KILL $training; fi; wait $training"
+)
+# The newest checkpoint's step is in its name, step-000000100.ckpt.
+WARNED = (
+    "if [[ ${SLURM_RESTART_COUNT:-0} == 0 ]]; then "
+    "if [[ $SLURM_PROCID == 0 ]]; then "
+    "(" + WAIT + "scancel --signal=USR2 --batch $SLURM_JOB_ID) & fi; "
+    'exec "$@" --steps=100000000; fi; '
+    "newest=$(ls checkpoints/step-*.ckpt | sort | tail -n 1); newest=${newest##*step-}; "
+    f'exec "$@" --steps=$((10#${{newest%.ckpt}} + {STEPS_AFTER}))'
+)
+
+
+def training_of(site, *options):
+    """The program of a training on the digits."""
+    data = f"--data={site.paths.datasets / 'digits'}"
+    return ("hpcdl", "train", "--model=mlp", data, *options)
+
+
+def with_checkpoints(site, *options):
+    """The same with checkpoints, for jobs that are interrupted."""
+    every = f"--checkpoint-every={CHECKPOINT_EVERY}"
+    return training_of(site, "--global-batch=128", every, *options)
+
+
+def curve_faults(curve):
+    """Where the loss curve of DIGITS leaves the band of a healthy one."""
+    faults = []
+    for row in CURVE["windows"]:
+        window = curve[row["first"] : row["last"]]
+        loss = mean(window) if len(window) == row["last"] - row["first"] else math.nan
+        if not row["low"] <= loss <= row["high"]:
+            band = f"{row['low']:.4g} to {row['high']:.4g}"
+            steps = f"{row['first']} to {row['last']}"
+            text = f"the loss of steps {steps} is {loss:.4g}, healthy is {band}"
+            faults.append(JobFault(FaultKind.LOSS, text, "loss", wanted=band, got=loss))
+    return faults
+
+
+def newest_step(directory):
+    """The step of the newest checkpoint of a job's directory, 0 where there is none."""
+    found = sorted((directory / "checkpoints").glob("step-*.ckpt"))
+    return int(found[-1].stem.removeprefix("step-")) if found else 0
+
+
+def resume_faults(measured):
+    """The faults of a training that should have gone on from a checkpoint."""
+    if measured.faults:
+        return []
+    faults = []
+    first = measured.number("samples", "first_step") or 0
+    if first < CHECKPOINT_EVERY:
+        text = f"the training began at step {first:.0f}, not at its checkpoint"
+        faults.append(JobFault(FaultKind.CHECKPOINT, text, wanted=CHECKPOINT_EVERY, got=first))
+    done, planned = measured.number("steps", "done"), measured.number("steps", "planned")
+    if done is None or done != planned:
+        text = f"{done or 0:.0f} of {planned or 0:.0f} steps were done"
+        faults.append(JobFault(FaultKind.STEPS, text, wanted=planned, got=done))
+    early = losses(measured)[:10]
+    loss = mean(early) if early else math.nan
+    if not loss < 0.7 * NO_IDEA:
+        text = f"the checkpoint lacks what was learnt: the loss after it is {loss:.4g}"
+        faults.append(JobFault(FaultKind.LOSS, text, "loss", wanted=0.7 * NO_IDEA, got=loss))
+    return faults
 
 
 @rfm.simple_test
@@ -40,7 +110,7 @@ class convergence(HpcdlCheck):
         return self.training
 
     def request(self, site, partition):
-        program = ("hpcdl", "train", *digits_options(site.paths.datasets / "digits"))
+        program = training_of(site, *CURVE["options"])
         return job_on(partition, self.check_name, program, nodes=min(2, partition.nodes), ranks=2)
 
     def metrics(self):
@@ -61,16 +131,8 @@ class users_job(HpcdlCheck):
     tags = {"smoke", "nightly"}
 
     def request(self, site, partition):
-        data = site.paths.datasets / "digits"
-        program = (
-            "hpcdl",
-            "train",
-            "--model=mlp",
-            f"--data={data}",
-            "--steps=200",
-            "--batch-per-rank=32",
-            "--checkpoint-every=0",
-        )
+        options = ("--steps=200", "--batch-per-rank=32", "--checkpoint-every=0")
+        program = training_of(site, *options)
         return job_on(partition, self.check_name, program, ranks=2)
 
     def script(self, site, spec, module):
@@ -87,9 +149,8 @@ class killed(HpcdlCheck):
     """A training whose rank 0 is killed once a checkpoint is there; it leaves that."""
 
     def request(self, site, partition):
-        return job_on(
-            partition, self.check_name, killed_program(site.paths.datasets / "digits"), ranks=2
-        )
+        program = ("bash", "-c", KILLED, "killed", *with_checkpoints(site))
+        return job_on(partition, self.check_name, program, ranks=2)
 
     def measured(self):
         return Measured({"step": newest_step(Path(self.stagedir))})
@@ -125,12 +186,8 @@ class resume_after_kill(Resumed):
 
     def request(self, site, partition):
         step = newest_step(Path(self.before.stagedir)) if self.current_partition else 0
-        return job_on(
-            partition,
-            self.check_name,
-            resumed_program(site.paths.datasets / "digits", step),
-            ranks=2,
-        )
+        program = with_checkpoints(site, f"--steps={step + STEPS_AFTER}")
+        return job_on(partition, self.check_name, program, ranks=2)
 
     @run_after("setup")
     def take_checkpoints(self):
@@ -146,9 +203,8 @@ class resume_after_requeue(Resumed):
     restarts = 1
 
     def request(self, site, partition):
-        return job_on(
-            partition, self.check_name, warned_program(site.paths.datasets / "digits"), ranks=2
-        )
+        program = ("bash", "-c", WARNED, "warned", *with_checkpoints(site))
+        return job_on(partition, self.check_name, program, ranks=2)
 
     def faults(self, measured):
         restarts = self.job.record.restarts

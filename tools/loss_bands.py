@@ -16,17 +16,19 @@ import tempfile
 from pathlib import Path
 from statistics import mean, median
 
-from hpcdl.regress.training import WINDOWS, digits_options
+from hpcdl import facts
 
 SEEDS = 20
+_CURVE = facts.load("loss_curves")["curves"]["mlp-digits-95"]
+WINDOWS = [(row["first"], row["last"]) for row in _CURVE["windows"]]
 _SPREADS, _LEAST = 6.0, 0.25
 
 
 def curve(python: Path, data: Path, seed: int) -> list[float]:
     """The mean losses over the windows, of one seed."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [*digits_options(data), f"--seed={seed}", f"--job-dir={folder}"]
-        command = [str(python), "-m", "hpcdl.train", *words]
+        words = [f"--data={data}", f"--seed={seed}", f"--job-dir={folder}"]
+        command = [str(python), "-m", "hpcdl.train", "--model=mlp", *_CURVE["options"], *words]
         subprocess.run(command, check=True, capture_output=True)
         losses = json.loads((Path(folder) / "result.json").read_text())["samples"]["loss"]
     return [mean(losses[first:last]) for first, last in WINDOWS]

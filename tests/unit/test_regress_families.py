@@ -16,17 +16,7 @@ from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import metric_name
 from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency
-from hpcdl.regress.training import (
-    ALL,
-    DIGITS,
-    WINDOWS,
-    TrainingCase,
-    curve_faults,
-    job_on,
-    newest_step,
-    resume_faults,
-    resumed_program,
-)
+from hpcdl.regress.training import ALL, TrainingCase, job_on
 from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.site import load_site
 from hpcdl.slurm.execution import CLUSTER
@@ -183,30 +173,27 @@ def test_storage_is_read_in_the_jobs_folder_or_in_scratch(three_generations, p10
         request(check, three_generations, replace(p100, scratch=None))
 
 
-def healthy():
-    rows = facts.load("loss_curves")["curves"][DIGITS]["windows"]
-    return [row["median"] for row in rows for _ in range(row["first"], row["last"])]
+CURVE = facts.load("loss_curves")["curves"]["mlp-digits-95"]["windows"]
+HEALTHY = [row["median"] for row in CURVE for _ in range(row["first"], row["last"])]
 
 
 def test_the_band_of_losses_covers_the_windows():
-    rows = facts.load("loss_curves")["curves"][DIGITS]["windows"]
-    assert [(row["first"], row["last"]) for row in rows] == list(WINDOWS)
-    assert all(row["low"] < row["median"] < row["high"] for row in rows)
-    assert curve_faults(healthy()) == []
+    assert all(row["low"] < row["median"] < row["high"] for row in CURVE)
+    assert check_of("learning", "curve_faults")(HEALTHY) == []
 
 
 @pytest.mark.parametrize(
     "curve",
     [
         [2.3] * 660,  # learns nothing
-        [3 * loss for loss in healthy()],  # learns three times slower
-        [loss / 3 for loss in healthy()],  # too good: trained on what it is tested on
-        healthy()[:600],  # stops early
-        [*healthy()[:-1], math.nan],
+        [3 * loss for loss in HEALTHY],  # learns three times slower
+        [loss / 3 for loss in HEALTHY],  # too good: trained on what it is tested on
+        HEALTHY[:600],  # stops early
+        [*HEALTHY[:-1], math.nan],
     ],
 )
 def test_a_loss_curve_outside_its_band_is_a_fault(curve):
-    assert curve_faults(curve)
+    assert check_of("learning", "curve_faults")(curve)
 
 
 @pytest.mark.parametrize(
@@ -222,17 +209,18 @@ def test_a_loss_curve_outside_its_band_is_a_fault(curve):
 )
 def test_a_training_that_did_not_go_on_is_a_fault(change, word):
     measured = changed(**RESUMED | change)
+    resume_faults = check_of("learning", "resume_faults")
     found = [*faults_of(measured, LAYOUT, "r1"), *resume_faults(measured)]
     assert any(word in fault.text for fault in found) == bool(word)
 
 
-def test_it_goes_on_from_the_newest_checkpoint(tmp_path):
+def test_the_newest_checkpoint_is_known(tmp_path):
+    newest_step = check_of("learning", "newest_step")
     assert newest_step(tmp_path) == 0
     (tmp_path / "checkpoints").mkdir()
     for step in (100, 1200, 300):
         (tmp_path / "checkpoints" / f"step-{step:09d}.ckpt").touch()
     assert newest_step(tmp_path) == 1200
-    assert "--steps=1500" in resumed_program(tmp_path, 1200)
 
 
 def test_the_model_of_scaling_expects_less_of_more_gpus(p100):
