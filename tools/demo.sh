@@ -58,7 +58,7 @@ run 0 hpcdl job submit --partition p100 --nodes 2 --gpus-per-node 2 --name digit
 step 'a reference: throughput of the healthy cluster' \
   'Several runs show how much it scatters; that sets the bound of the nightly check.'
 check=(--partition p100 --tag smoke --name throughput)
-run 0 hpcdl check references measure "${check[@]}" --if-missing
+run 0 hpcdl check references measure "${check[@]}"
 
 step 'the nightly check, compared with the reference' \
   'Every metric has a verdict, and the exit status is one that a pipeline can use.'

@@ -192,9 +192,7 @@ def references(site: Site, partition: str) -> tuple[Reference, ...]:
     """Return the references of a partition's nightly checks, in images/s and GB/s."""
     from hpcdl.regress.references import load_references
 
-    named = site.partition(partition)
-    rows = load_references(site, named.reference_set).values()
-    return tuple(row for row in rows if row.partition == named.label)
+    return tuple(load_references(site, [partition]).values())
 
 
 @_checked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,37 +36,31 @@ def modules(site: Site, args: argparse.Namespace) -> dict[str, Module]:
     return modules_by_partition(site, args.partition, published=True)
 
 
+_CHECKS = option(
+    "--checks",
+    "PATH",
+    "file or directory of ReFrame checks instead of hpcdl's own",
+    type=Path,
+    many=True,
+)
 _SELECTION = (
     option("--partition", "NAME", "partition to check (default: all)", many=True),
     option("--tag", "TAG", "only checks with this tag: smoke, nightly, weekly, node", many=True),
     option("--name", "NAME", "only this check, or CHECK/CASE", many=True),
-    option(
-        "--checks",
-        "PATH",
-        "file or directory of ReFrame checks instead of hpcdl's own",
-        type=Path,
-        many=True,
-    ),
-    option(
-        "--set", "NAME=VALUE", "option of the training program, such as delay_ms=400", many=True
-    ),
+    _CHECKS,
 )
 
 
-def _request_of(args: argparse.Namespace) -> CheckRequest:
+def _request_of(args: argparse.Namespace, **more: Any) -> CheckRequest:
     from hpcdl.regress.reframe_adapter.process import CheckRequest
 
     return CheckRequest(
         partitions=tuple(args.partition),
         tags=tuple(args.tag),
         names=tuple(args.name),
-        settings=tuple(args.set),
-        waived=tuple(getattr(args, "waive", ())),
         paths=tuple(args.checks),
-        distribute=getattr(args, "distribute", False),
-        repeat=getattr(args, "runs", 1),
-        passed=tuple(getattr(args, "rest", ())),
-        config=tuple(path.absolute() for path in getattr(args, "config", ())),
+        repeat=args.runs,
+        **more,
     )
 
 
@@ -80,23 +75,11 @@ def _shown(status: StatusLine) -> Progress:
     return progress
 
 
-@command(
-    "hpcdl check list --checks my_checks.py",
-    option(
-        "--checks",
-        "PATH",
-        "file or directory of ReFrame checks instead of hpcdl's own",
-        type=Path,
-        many=True,
-    ),
-)
+@command("hpcdl check list --checks my_checks.py", _CHECKS)
 def _list(args: argparse.Namespace) -> ExitCode:
     """List the checks: parameters, tags, partitions that they fit, references."""
     from hpcdl.regress.references import load_references
     from hpcdl.regress.reframe_adapter.process import described, require_reframe
-    from hpcdl.regress.reframe_adapter.settings import render_settings
-    from hpcdl.slurm.execution import current_or_cluster
-    from hpcdl.workflows.modules import modules_by_partition
 
     require_reframe()
     site = the_site(args)
@@ -105,11 +88,9 @@ def _list(args: argparse.Namespace) -> ExitCode:
             raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
     with scratch_directory() as there:
         settings = there / "settings.py"
-        found = render_settings(site, modules_by_partition(site), execution=current_or_cluster())
-        write_atomic(settings, found)
+        write_atomic(settings, _settings_of(site))
         checks = described(settings, args.checks)
-    sets = sorted({part.reference_set for part in site.by_groups()})
-    referenced = [row.check for name in sets for row in load_references(site, name).values()]
+    referenced = [row.check for row in load_references(site).values()]
     rows = [
         {
             "name": one["display_name"],
@@ -127,44 +108,35 @@ def _list(args: argparse.Namespace) -> ExitCode:
     return show(args, rows, table(cells, header) if rows else "there are no checks")
 
 
-@command(
-    "hpcdl check settings --output settings.py",
-    option("--output", "FILE", "write to FILE, not to the screen", type=Path),
-)
+@command("hpcdl check settings > settings.py")
 def _settings(args: argparse.Namespace) -> ExitCode:
     """Print ReFrame settings for the site."""
+    text = _settings_of(the_site(args))
+    return show(args, {"settings": text}, text, end="")
+
+
+def _settings_of(site: Site) -> str:
     from hpcdl.regress.reframe_adapter.settings import render_settings
     from hpcdl.slurm.execution import current_or_cluster
     from hpcdl.workflows.modules import modules_by_partition
 
-    site = the_site(args)
-    text = render_settings(site, modules_by_partition(site), execution=current_or_cluster())
-    if args.output is None:
-        return show(args, {"settings": text}, text, end="")
-    write_atomic(args.output, text)
-    text = f"wrote {args.output}; next: reframe -C {args.output} -r"
-    return show(args, {"file": args.output}, text)
+    return render_settings(site, modules_by_partition(site), execution=current_or_cluster())
 
 
 @command(
     "hpcdl check run --partition p100 --tag smoke",
     *_SELECTION,
+    option(
+        "--set", "NAME=VALUE", "option of the training program, such as delay_ms=400", many=True
+    ),
     option("--distribute", "run single-node checks on every node; name slow nodes"),
     option("--waive", "NAME", "pass a check without a current reference", many=True),
-    option("--no-history", "do not add the run to the history"),
     option(
         "--runs",
         "N",
         "run every check N times; the median counts (1, and again what is suspicious)",
         type=at_least(1),
         default=1,
-    ),
-    option(
-        "--config",
-        "FILE",
-        "ReFrame settings of your own beside hpcdl's, such as log handlers",
-        type=Path,
-        many=True,
     ),
     rest="arguments of ReFrame, such as -J reservation=tests",
 )
@@ -178,12 +150,19 @@ def _run(args: argparse.Namespace) -> ExitCode:
     require_reframe()
     _require_options(args.set)
     site = the_site(args)
-    doubts = None if args.no_history else _doubts(site)
+    request = _request_of(
+        args,
+        settings=tuple(args.set),
+        waived=tuple(args.waive),
+        distribute=args.distribute,
+        passed=tuple(args.rest),
+    )
     with StatusLine(quiet=args.json) as status:
-        outcome = run_checks(site, modules(site, args), _request_of(args), _shown(status), doubts)
+        chosen, doubts = modules(site, args), _doubts(site)
+        outcome = run_checks(site, chosen, request, _shown(status), doubts)
     if not args.json:
         print(outcome_text(outcome), flush=True)
-    remembered = _remember(site, outcome, args)
+    remembered = _remember(site, outcome)
     answer = _gate_now(site) if remembered else None
     if args.json:
         print_json({**as_data(outcome), "gate": answer.as_data() if answer else None})
@@ -241,7 +220,7 @@ def _gate_now(site: Site) -> GateAnswer | None:
         return None
 
 
-def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bool | None:
+def _remember(site: Site, outcome: CheckOutcome) -> bool | None:
     """Add a run to the history, and whether that was done.
 
     None where none was to be: runs with --set or -S do not count.
@@ -249,9 +228,8 @@ def _remember(site: Site, outcome: CheckOutcome, args: argparse.Namespace) -> bo
     from hpcdl.regress.exchange import of_outcome
     from hpcdl.regress.history import history_path, open_history
 
-    if outcome.settings and not args.no_history:
+    if outcome.settings:
         print(f"not in the history: the run set {', '.join(outcome.settings)}", file=sys.stderr)
-    if outcome.settings or args.no_history:
         return None
     try:
         with open_history(history_path(site), site.name) as history:
@@ -297,8 +275,6 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
 @command("hpcdl check ci gitlab --output .gitlab-ci.yml", _ci_options, changes=True)
 def _ci(args: argparse.Namespace) -> ExitCode:
     """Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard."""
-    from dataclasses import fields
-
     from hpcdl.regress.ci import (
         Request,
         dashboard,
@@ -342,41 +318,29 @@ def _ci(args: argparse.Namespace) -> ExitCode:
     ),
     *_SELECTION,
     option("--runs", "N", "number of runs to measure (5)", type=at_least(1), default=5),
-    option("--write", "propose: apply the change"),
-    option("--if-missing", "measure: only checks of --name without a reference"),
     changes=True,
 )
 def _references(args: argparse.Namespace) -> ExitCode:
-    # Options that would be ignored, or would turn slowed runs into references.
     """Measure, propose or show the reference values that results are compared with."""
-    given = {"--set": args.set}
-    if args.action != "measure":
-        given |= {"--tag": args.tag, "--checks": args.checks, "--if-missing": args.if_missing}
-    if args.action != "propose":
-        given |= {"--write": args.write}
-    for name, value in given.items():
+    if args.action == "measure":
+        return _measure(args)
+    for name, value in (("--tag", args.tag), ("--checks", args.checks)):
         if value:
-            why = "a run with changed options cannot be a reference" if name == "--set" else ""
             raise BadInput(
                 f"`references {args.action}` takes no {name}",
-                hint=why or "select with --partition and --name; see --help",
+                hint="select with --partition and --name; see --help",
             )
-    actions = {"measure": _measure, "propose": _propose, "show": _show_references}
-    return actions[args.action](args)
+    return _propose(args) if args.action == "propose" else _show_references(args)
 
 
 def _propose(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
     from hpcdl.regress.check_text import proposals_text
-    from hpcdl.regress.propose import propose, write
+    from hpcdl.regress.propose import propose
 
     site = the_site(args)
     drafts = propose(site, modules(site, args), args.partition, args.name)
-    if args.write and not args.dry_run:
-        write(site, drafts.rows)
     data = {
-        "diffs": {str(edit.path): edit.diff for edit in drafts.edits},
+        "diffs": {str(edit.path): edit.diff for edit in drafts.edits.files},
         "references": [*map(asdict, drafts.rows)],
         "waiting": drafts.waiting,
     }
@@ -384,47 +348,36 @@ def _propose(args: argparse.Namespace) -> ExitCode:
 
 
 def _measure(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
     from hpcdl.regress.check_text import references_text
-    from hpcdl.regress.propose import covered, measure
+    from hpcdl.regress.propose import measure
     from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.system.text import StatusLine
 
     require_reframe()
-    site = the_site(args)
-    chosen, request = modules(site, args), _request_of(args)
-    if args.if_missing and covered(site, chosen, request):
-        return _show_references(args)
+    site, request = the_site(args), _request_of(args)
     if args.dry_run:
         what = ", ".join([*request.names, *(f"tag {tag}" for tag in request.tags)]) or "every check"
         where = ", ".join(part.label for part in site.by_groups(request.partitions))
         text = f"would run {what} {request.repeat} times on {where}, and write the references"
         return show(args, {"runs": request.repeat, "files": [], "references": []}, text)
     with StatusLine(quiet=args.json) as status:
-        rows, files = measure(site, chosen, request, _shown(status))
+        rows, edits = measure(site, modules(site, args), request, _shown(status))
+    files = [edit.path for edit in edits.files]
     data = {"files": files, "references": [*map(asdict, rows)]}
     written = [f"wrote {file}: review it like code" for file in files]
     return show(args, data, "\n".join([references_text(rows), *written]))
 
 
 def _show_references(args: argparse.Namespace) -> ExitCode:
-    from dataclasses import asdict
-
     from hpcdl.regress.check_text import references_text
     from hpcdl.regress.references import load_references
 
-    site = the_site(args)
-    chosen = site.by_groups(args.partition)
-    sets = sorted({partition.reference_set for partition in chosen})
-    partitions = {partition.label for partition in chosen}
     rows = [
         row
-        for name in sets
-        for row in load_references(site, name).values()
-        if row.partition in partitions and (not args.name or row.names & {*args.name})
+        for row in load_references(the_site(args), args.partition).values()
+        if not args.name or row.names & {*args.name}
     ]
-    return show(args, [asdict(row) for row in rows], references_text(rows))
+    return show(args, [*map(asdict, rows)], references_text(rows))
 
 
 GROUP = Group(

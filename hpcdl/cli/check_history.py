@@ -16,8 +16,8 @@ from hpcdl.system.files import write_atomic
 from hpcdl.system.text import did_you_mean, table
 
 if TYPE_CHECKING:
-    from hpcdl.regress.accept import Edits
     from hpcdl.regress.answer import Acceptance
+    from hpcdl.regress.references import Edits
     from hpcdl.site import Site
 
 

@@ -8,54 +8,36 @@ that one command undoes it. Both files are written together, and shown as one di
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.regress import references
 from hpcdl.regress.answer import RETIRED, Acceptance, Finding, GateAnswer, Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import History, read_history
 from hpcdl.regress.identity import Series, name_of
-from hpcdl.regress.references import Edit, Reference, load_references, read_references, text_of
+from hpcdl.regress.references import (
+    Edit,
+    Edits,
+    Reference,
+    edits_of,
+    entry_of,
+    load_references,
+    read_references,
+    reference_of,
+    site_file,
+    text_of,
+)
 from hpcdl.site import Site
 from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.document import read_document
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.schema import check
 from hpcdl.system.text import did_you_mean
 
 SCHEMA = 1
-
-
-@dataclass(frozen=True)
-class Edits:
-    """Changes of files that are made together, and what they mean in words."""
-
-    files: Sequence[Edit]
-    summary: str
-
-    @property
-    def diff(self) -> str:
-        """A unified diff of all files, from the site's prefix."""
-        return "".join(edit.diff for edit in self.files)
-
-    def write(self) -> None:
-        """Write all files; each atomically.
-
-        Raises BadInput: another process changed one meanwhile; nothing is written.
-        """
-        with locked(self.files[0].path.with_name(".lock")):
-            for edit in self.files:
-                if edit.before != text_of(edit.path):
-                    raise BadInput(
-                        f"{edit.path} was changed meanwhile", hint="run the same command again"
-                    )
-            for edit in self.files:
-                write_atomic(edit.path, edit.after)
 
 
 def accepted_file(site: Site) -> Path:
@@ -65,9 +47,7 @@ def accepted_file(site: Site) -> Path:
 
 def rulings_of(site: Site) -> Rulings:
     """All that is decided about a site's series. Raises BadInput: a file has faults."""
-    sets = {part.reference_set for part in site.by_groups()}
-    rows = {key: row for name in sorted(sets) for key, row in load_references(site, name).items()}
-    return Rulings(read_accepted(accepted_file(site)), rows)
+    return Rulings(read_accepted(accepted_file(site)), load_references(site))
 
 
 def answer_now(
@@ -128,20 +108,15 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
         id=finding.id,
         series=finding.series,
         since=since,
-        replaced=references.entry_of(row) if row else None,
+        replaced=entry_of(row) if row else None,
     )
     kept = [entry for entry in accepted if (entry.id, bool(entry.since)) != (new.id, bool(since))]
-    files = [_accepted(site, [*kept, new])]
+    levels = []
     if row is not None and value is not None and last is not None:
-        level = replace(
-            row,
-            value=float(f"{value:.6g}"),
-            date=given.date,
-            release=last.release or None,
-            source=_source(given),
-        )
-        files.append(_set(site, level))
-    return Edits(files, f"{finding.id} {finding.name}: {new.describe()}")
+        level = float(f"{value:.6g}")
+        source, release = _source(given), last.release or None
+        levels = [replace(row, value=level, date=given.date, release=release, source=source)]
+    return _edits(site, [*kept, new], levels, f"{finding.id} {finding.name}: {new.describe()}")
 
 
 def retire(site: Site, history: History, what: str, given: Acceptance) -> Edits:
@@ -158,7 +133,7 @@ def retire(site: Site, history: History, what: str, given: Acceptance) -> Edits:
     kept = [entry for entry in known if entry.id != RETIRED or entry.series not in meant]
     new = [replace(given, id=RETIRED, series=candidate) for candidate in meant]
     summary = f"{what}: {len(meant)} series retired"
-    return Edits([_accepted(site, [*kept, *new])], summary)
+    return _edits(site, [*kept, *new], [], summary)
 
 
 def undo(site: Site, what: str) -> Edits:
@@ -167,25 +142,27 @@ def undo(site: Site, what: str) -> Edits:
     Raises BadInput: nothing of that id or name is accepted.
     """
     accepted = read_accepted(accepted_file(site))
-    gone = [
-        entry for entry in accepted if what in {entry.id, name_of(entry.series), entry.series.name}
-    ]
+    gone = [entry for entry in accepted if what in {entry.series.name, *_names(entry)}]
     if not gone:
-        names = [name for entry in accepted for name in (entry.id, name_of(entry.series))]
+        names = [name for entry in accepted for name in _names(entry)]
         raise BadInput(f"'{what}' is not accepted", hint=did_you_mean(what, names) or _LIST)
-    files = [_accepted(site, [entry for entry in accepted if entry not in gone])]
+    kept, rows = [entry for entry in accepted if entry not in gone], []
     summary = "; ".join(f"{entry.id} {name_of(entry.series)}" for entry in gone)
     for entry in gone:
         row = _reference(site, entry.series) if entry.replaced else None
         if entry.replaced and (row is None or row.source == _source(entry)):
-            files.append(_set(site, references.reference_of(entry.replaced)))
+            rows.append(reference_of(entry.replaced))
         elif row:
             summary += f"; the reference of {name_of(entry.series)} was set anew since, and stays"
-    return Edits(files, f"undone: {summary}")
+    return _edits(site, kept, rows, f"undone: {summary}")
 
 
 def _source(accepted: Acceptance) -> str:
     return f"accepted by {accepted.by}: {accepted.because}"
+
+
+def _names(entry: Finding | Acceptance) -> tuple[str, str]:
+    return entry.id, name_of(entry.series)
 
 
 _LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what can be"
@@ -193,19 +170,17 @@ _LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what ca
 
 def _find(answer: GateAnswer, what: str, known: Sequence[Acceptance]) -> Finding:
     there = [*answer.findings, *answer.warnings]
-    meant = [
-        finding for finding in there if what in {finding.id, finding.name, finding.series.name}
-    ]
+    meant = [finding for finding in there if what in {finding.series.name, *_names(finding)}]
     if len(meant) == 1:
         return meant[0]
     if not meant:
         for entry in known:
-            if what in {entry.id, name_of(entry.series)}:
+            if what in _names(entry):
                 message = f"{entry.id} {name_of(entry.series)} is accepted: {entry.describe()}"
                 raise BadInput(
                     message, hint=f"take it back first: hpcdl check accept {entry.id} --undo"
                 )
-        names = [name for finding in there for name in (finding.id, finding.name)]
+        names = [name for finding in there for name in _names(finding)]
         raise BadInput(f"there is no finding '{what}'", hint=did_you_mean(what, names) or _LIST)
     details = [
         f"{finding.id}  {finding.kind}  {finding.name}: {finding.description}" for finding in meant
@@ -215,29 +190,28 @@ def _find(answer: GateAnswer, what: str, known: Sequence[Acceptance]) -> Finding
 
 
 def _reference(site: Site, series: Series) -> Reference | None:
+    """The site's own reference of a series."""
     here = (part for part in site.by_groups() if part.label == series.partition)
-    files = (references.site_file(site, part.reference_set) for part in here)
-    rows = (row for file in files for row in read_references(file))
+    rows = (row for part in here for row in read_references(site_file(site, part.reference_set)))
     key = None if series.environment else tuple(series[:4])
     return next((row for row in rows if row.key == key), None)
 
 
-def _set(site: Site, row: Reference) -> Edit:
-    return references.edit_of(site, site.partition(row.partition).reference_set, [row])
-
-
-def _accepted(site: Site, rows: Sequence[Acceptance]) -> Edit:
+def _edits(
+    site: Site, accepted: Sequence[Acceptance], rows: Sequence[Reference], summary: str
+) -> Edits:
+    """The change of the file of what is accepted, and of the references of its series."""
     import yaml
 
     path = accepted_file(site)
-    each = [_filled({**asdict(row), "series": _filled(row.series._asdict())}) for row in rows]
+    each = [_filled({**asdict(row), "series": _filled(row.series._asdict())}) for row in accepted]
     values = {"schema": SCHEMA, "accepted": each}
     head = (
         "# Findings of the nightly checks that somebody accepted. `hpcdl check accept` writes it,\n"
         "# `--undo` takes one back; a change is reviewed like code.\n"
     )
     text = head + str(yaml.safe_dump(values, sort_keys=False, width=96, allow_unicode=True))
-    return Edit(path, text_of(path), text)
+    return Edits((Edit(path, text_of(path), text), *edits_of(site, rows).files), summary)
 
 
 def _filled(values: Mapping[str, Any]) -> dict[str, Any]:

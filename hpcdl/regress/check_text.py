@@ -136,14 +136,13 @@ def references_text(rows: Sequence[Reference]) -> str:
 
 def proposals_text(drafts: Drafts) -> str:
     """The drafted changes as one diff; what waits for more runs follows, as comments."""
-    diffs = "".join(edit.diff for edit in drafts.edits)
     waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
     why = (
         "everything that was measured has a reference"
         if drafts.nights
         else "no night of the release that is published now was measured yet"
     )
-    return diffs + waiting or f"# nothing to propose: {why}\n"
+    return drafts.edits.diff + waiting or f"# nothing to propose: {why}\n"
 
 
 def history_text(history: History, path: Path) -> str:

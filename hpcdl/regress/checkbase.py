@@ -240,7 +240,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         """Give ReFrame the metrics and their references."""
         self.require_reference = not (self.measuring or self.is_dry_run())
         site, partition = self.place()
-        rows = {} if self.measuring else load_references(site, partition.reference_set)
+        rows = {} if self.measuring else load_references(site, [partition.label])
         bounds: dict[str, tuple[Any, ...]] = {}
         for metric in filter(lambda metric: metric.judged, self.metrics()):
             entry = self.evidence["metrics"][metric.name]

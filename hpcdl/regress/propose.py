@@ -11,12 +11,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from hpcdl.regress import references
 from hpcdl.regress.identity import LOWER, TIMES
-from hpcdl.regress.references import MIN_RUNS, OWN_DEMAND, WIDEST, Edit, Key, Reference, by_set
+from hpcdl.regress.references import (
+    MIN_RUNS,
+    OWN_DEMAND,
+    WIDEST,
+    Edits,
+    Key,
+    Reference,
+    edits_of,
+    from_runs,
+    load_references,
+)
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
 from hpcdl.regress.reframe_adapter.settings import Modules
 from hpcdl.regress.run_directory import runs_directory
@@ -34,16 +42,15 @@ _USABLE = {one.value for one in Status if one is Status.PASS or one.waivable}
 
 @dataclass(frozen=True)
 class Drafts:
-    """Changes of the sets' files, and what is still measured too seldom, as text.
+    """New rows, the change of files that they are, and what is measured too seldom, as text.
 
-    `nights` says whether anything was measured that could be proposed; `rows` are what the changes
-    add or replace.
+    `nights` says whether anything was measured that could be proposed.
     """
 
-    edits: tuple[Edit, ...]
-    waiting: tuple[str, ...]
+    rows: Sequence[Reference]
+    edits: Edits
+    waiting: Sequence[str]
     nights: bool = True
-    rows: tuple[Reference, ...] = ()
 
 
 def propose(
@@ -62,26 +69,18 @@ def propose(
         and row.release == modules[row.partition].release
         and (not names or row.names & {*names})
     ]
-    rows, waiting = draft(site, measured)
-    edits = tuple(references.edit_of(site, name, new) for name, new in by_set(site, rows).items())
-    return Drafts(edits, waiting, bool(measured), tuple(rows))
-
-
-def draft(site: Site, measured: Iterable[Reference]) -> tuple[list[Reference], tuple[str, ...]]:
-    """New rows from those of single runs, newest first, and what is measured too seldom."""
-    rows, waiting = [], []
+    rows, waiting, there = [], [], load_references(site, partitions)
     for key, group in by_key(measured).items():
-        now = (group[0].machine, group[0].driver)
-        known = references.load_references(site, site.partition(key[2]).reference_set).get(key)
-        same = [row for row in group if row.value > 0 and (row.machine, row.driver) == now]
-        if known is not None and _stands(known, group[0]):
+        if key in there and _stands(there[key], group[0]):
             continue
+        now = (group[0].machine, group[0].driver)
+        same = [row for row in group if row.value > 0 and (row.machine, row.driver) == now]
         if len(same) >= MIN_RUNS:
             rows.append(of_runs(same[:MOST_RUNS]))
         else:
             name = f"{key[0]}/{key[1]} on {key[2]}, {key[3]}"
             waiting.append(f"{name}: {len(same)} of {MIN_RUNS} runs")
-    return rows, tuple(waiting)
+    return Drafts(rows, edits_of(site, rows), waiting, bool(measured))
 
 
 def by_key(rows: Iterable[Reference]) -> dict[Key, list[Reference]]:
@@ -98,7 +97,7 @@ def of_runs(rows: Sequence[Reference]) -> Reference:
     Raises MissingPrerequisite: too few of them are good.
     """
     nodes = tuple(sorted({node for row in rows for node in row.nodes}))
-    return references.from_runs(replace(rows[0], nodes=nodes), [row.value for row in rows])
+    return from_runs(replace(rows[0], nodes=nodes), [row.value for row in rows])
 
 
 def read_rows(site: Site) -> Iterator[Reference]:
@@ -156,8 +155,8 @@ def _stands(known: Reference, newest: Reference) -> bool:
 
 def measure(
     site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
-) -> tuple[tuple[Reference, ...], tuple[Path, ...]]:
-    """Run the checks `request.repeat` times; the references that follow, and their files.
+) -> tuple[Sequence[Reference], Edits]:
+    """Run the checks `request.repeat` times; the references that follow, and what was written.
 
     Raises BadInput: fewer runs than a reference needs. Raises CheckFailed: a run went wrong;
     nothing is written.
@@ -181,38 +180,9 @@ def measure(
             "no reference was written, because nothing that ran has a number to be judged",
             hint="`hpcdl check run` says of each check what it holds",
         )
-    return rows, write(site, rows)
-
-
-def write(site: Site, rows: Iterable[Reference]) -> tuple[Path, ...]:
-    """Put rows into the files of their sets, as those are by now; the files."""
-    return tuple(
-        references.update_references(site, name, new) for name, new in by_set(site, rows).items()
-    )
-
-
-def covered(site: Site, modules: Modules, request: CheckRequest) -> bool:
-    """Return whether each check asked for has a reference of this release and machine, everywhere.
-
-    Raises BadInput: no check is named; which ones tags mean, only ReFrame knows.
-    """
-    if not request.names:
-        hint = "name the checks: --name throughput --name storage"
-        raise BadInput("--if-missing cannot know which references are missing", hint=hint)
-    machine = references.fingerprint()
-    for part in site.by_groups(request.partitions):
-        rows = references.load_references(site, part.reference_set).values()
-        there = [
-            row.names
-            for row in rows
-            if row.partition == part.label
-            and row.proof == "run"
-            and row.release == modules[part.label].release
-            and row.machine in {None, machine}
-        ]
-        if not set().union(*there).issuperset(request.names):
-            return False
-    return True
+    edits = edits_of(site, rows)
+    edits.write()
+    return rows, edits
 
 
 def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Reference, ...]:

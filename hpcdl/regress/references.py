@@ -24,7 +24,7 @@ from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.slurm.execution import recorded
 from hpcdl.system.document import Document, read_document
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import clear_leftovers, locked, write_atomic
 from hpcdl.system.schema import check
 
@@ -95,15 +95,21 @@ def site_file(site: Site, reference_set: str) -> Path:
     return site.paths.prefix / "references" / f"{reference_set}.yaml"
 
 
-def load_references(site: Site, reference_set: str) -> dict[Key, Reference]:
-    """The references of a set by `Reference.key`: published ones, and the site's over them.
+def load_references(site: Site, partitions: Sequence[str] = ()) -> dict[Key, Reference]:
+    """The references of partitions (all by default) by `Reference.key`.
 
-    Published ones hold for every partition of the site with this set. Raises BadInput: the site's
-    file has faults; all of them, with their places.
+    Published ones hold for every partition with their set; the site's own are over them. Raises
+    BadInput: an unknown partition, or a file with faults; all of them, with their places.
     """
-    members = [part.label for part in site.by_groups() if part.reference_set == reference_set]
-    rows = [replace(row, partition=name) for row in published(reference_set) for name in members]
-    return {row.key: row for row in [*rows, *read_references(site_file(site, reference_set))]}
+    sets: dict[str, list[str]] = {}
+    for part in site.by_groups(partitions):
+        sets.setdefault(part.reference_set, []).append(part.label)
+    rows: dict[Key, Reference] = {}
+    for name, labels in sets.items():
+        of_all = [replace(row, partition=label) for row in published(name) for label in labels]
+        own = [row for row in read_references(site_file(site, name)) if row.partition in labels]
+        rows |= {row.key: row for row in (*of_all, *own)}
+    return rows
 
 
 def published(reference_set: str) -> tuple[Reference, ...]:
@@ -206,8 +212,48 @@ class Edit:
         )
 
 
-def edit_of(site: Site, reference_set: str, rows: Sequence[Reference]) -> Edit:
-    """The change of a set's file by rows, which take the places of those that it has."""
+@dataclass(frozen=True)
+class Edits:
+    """Changes of files that are made together, and what they mean in words."""
+
+    files: tuple[Edit, ...]
+    summary: str = ""
+
+    @property
+    def diff(self) -> str:
+        """A unified diff of all files, from the site's prefix."""
+        return "".join(edit.diff for edit in self.files)
+
+    def write(self) -> None:
+        """Write all files; each atomically.
+
+        Raises BadInput: another process changed one meanwhile; nothing is written.
+        """
+        if not self.files:
+            return
+        with locked(self.files[0].path.with_name(".lock")):
+            for edit in self.files:
+                if edit.before != text_of(edit.path):
+                    raise BadInput(
+                        f"{edit.path} was changed meanwhile", hint="run the same command again"
+                    )
+            for edit in self.files:
+                clear_leftovers(edit.path)
+                write_atomic(edit.path, edit.after)
+
+
+def edits_of(site: Site, rows: Iterable[Reference]) -> Edits:
+    """Put rows into the files of their partitions' sets, in the places of those of their keys.
+
+    Raises BadInput: a file has faults.
+    """
+    sets: dict[str, list[Reference]] = {}
+    for row in rows:
+        sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
+    return Edits(tuple(_edit_of(site, name, new) for name, new in sets.items()))
+
+
+def _edit_of(site: Site, reference_set: str, rows: Sequence[Reference]) -> Edit:
     path = site_file(site, reference_set)
     merged = {row.key: row for row in (*read_references(path), *rows)}
     return Edit(path, text_of(path), render_references(reference_set, [*merged.values()]))
@@ -216,26 +262,6 @@ def edit_of(site: Site, reference_set: str, rows: Sequence[Reference]) -> Edit:
 def text_of(path: Path) -> str:
     """A file's text, '' where there is none."""
     return path.read_text(encoding="utf-8") if path.exists() else ""
-
-
-def by_set(site: Site, rows: Iterable[Reference]) -> dict[str, list[Reference]]:
-    """Rows by the set that their partition compares with."""
-    sets: dict[str, list[Reference]] = {}
-    for row in rows:
-        sets.setdefault(site.partition(row.partition).reference_set, []).append(row)
-    return sets
-
-
-def update_references(site: Site, reference_set: str, rows: Sequence[Reference]) -> Path:
-    """Put rows into the site's file of a set, beside those it has; two at once lose nothing.
-
-    Raises BadInput: the file has faults.
-    """
-    path = site_file(site, reference_set)
-    with locked(path.with_name(".lock")):
-        clear_leftovers(path)
-        write_atomic(path, edit_of(site, reference_set, rows).after)
-    return path
 
 
 def render_references(reference_set: str, rows: Sequence[Reference]) -> str:

@@ -135,7 +135,8 @@ class _Night:
                 execution=self.execution,
             ),
         )
-        argv = process.to_argv(run, request, serial=self.execution.serial)
+        more = process.own_settings(self.site)
+        argv = process.to_argv(run, request, more, serial=self.execution.serial)
         return process.execute(run, argv, self.progress, until=until, places=places)
 
     def again(
@@ -228,8 +229,7 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
 
 def _check_request(site: Site, request: CheckRequest) -> None:
     """Refuse what cannot be run, and references with faults."""
-    for reference_set in {part.reference_set for part in site.by_groups(request.partitions)}:
-        load_references(site, reference_set)
+    load_references(site, request.partitions)
     for setting in request.settings:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*(=[^,\x00-\x1f]*)?", setting):
             raise BadInput(
@@ -240,10 +240,7 @@ def _check_request(site: Site, request: CheckRequest) -> None:
     for path in request.paths:
         if not path.exists():
             raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
-        require_known_owners(path)
-    for path in request.config:
-        if not path.is_file():
-            raise BadInput(f"there are no settings of ReFrame at {path}", hint="name a file")
+    for path in (*request.paths, *process.own_settings(site)):
         require_known_owners(path)
 
 

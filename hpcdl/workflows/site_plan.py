@@ -291,15 +291,12 @@ def _gets(use: Use, moved: Collection[str], after: Mapping[str, Mapping[str, Any
 
 def _stale(site: Site, after: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """References of a partition that would not be of its release any more."""
-    by_set: dict[str, Counter[tuple[str, str]]] = {}
+    rows = load_references(site, list(after)).values() if after else ()
+    releases = Counter((row.partition, row.release) for row in rows if row.release)
     for part in site.by_groups(list(after)) if after else ():
-        name = part.reference_set
-        if name not in by_set:  # a set is read once, for all its partitions
-            rows = load_references(site, name).values()
-            by_set[name] = Counter((row.partition, row.release) for row in rows if row.release)
-        for (label, release), count in by_set[name].items():
+        for (label, release), count in releases.items():
             if label == part.label and release != after[part.name]:
-                row = {"partition": label, "reference_set": name, "count": count}
+                row = {"partition": label, "reference_set": part.reference_set, "count": count}
                 yield {**row, "measured_with": release}
 
 

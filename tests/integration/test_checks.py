@@ -20,7 +20,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history
 from hpcdl.regress.propose import measure
-from hpcdl.regress.references import site_file, update_references
+from hpcdl.regress.references import edits_of, site_file
 from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import run_checks
@@ -87,7 +87,7 @@ def test_nothing_passes_that_does_not_deserve_it(site):
         "too_fast",
     ]
     names = ["honest", "slower", "says_insufficient", "says_missing", *wrong, *foreign]
-    update_references(site, "embedded", [*map(reference, names), reference("on_a_node", runs=2)])
+    edits_of(site, [*map(reference, names), reference("on_a_node", runs=2)]).write()
     outcome = run(site, "checks_that_look_well.py", waived=("says_insufficient", "says_missing"))
     found = {verdict.check: verdict for verdict in outcome.verdicts}
     assert {name: verdict.status for name, verdict in found.items()} == {
@@ -148,7 +148,7 @@ def test_what_selects_no_check_is_refused_and_no_verdict(site, asked, said):
 
 
 def test_a_misspelt_name_beside_a_right_one_is_told(site):
-    update_references(site, "embedded", [reference("honest")])
+    edits_of(site, [reference("honest")]).write()
     outcome = run(site, "checks_that_look_well.py", names=("honest", "honset"))
     assert [verdict.status for verdict in outcome.verdicts] == [Status.PASS, Status.ERROR]
     assert outcome.verdicts[1].reason == "no check was selected by name honset"
@@ -182,7 +182,7 @@ class ruled(HpcdlCheck):
 
 def test_what_a_check_demands_is_neither_measured_nor_replaced(site, tmp_path):
     (tmp_path / "team.py").write_text(RULED)
-    update_references(site, "embedded", [reference("ruled", metric="accuracy", value=0.5, unit="")])
+    edits_of(site, [reference("ruled", metric="accuracy", value=0.5, unit="")]).write()
     (verdict,) = run(site, str(tmp_path / "team.py")).verdicts
     assert verdict.status is Status.FAIL
     assert "its reference 0.95" in verdict.reason
@@ -310,7 +310,7 @@ def test_a_slurm_that_goes_away_half_way_is_an_error(site, cluster):
 
 
 def test_two_runs_at_once_do_not_disturb_each_other(site):
-    update_references(site, "embedded", [reference("honest")])
+    edits_of(site, [reference("honest")]).write()
     both = [start(site, "honest", file="checks_that_look_well.py") for _ in range(2)]
     assert [process.wait(60) for process in both] == [0, 0]
     verdicts = [path.read_text() for path in runs_directory(site).glob("*/verdicts.json")]
@@ -339,7 +339,7 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
     site, tmp_path, capsys, monkeypatch
 ):
     names = ("honest", "slower")
-    update_references(site, "embedded", [reference(name) for name in names])
+    edits_of(site, [reference(name) for name in names]).write()
     outcome = run(site, "checks_that_look_well.py", names=names)
     history, page = tmp_path / "history.sqlite", tmp_path / "night.html"
     monkeypatch.setenv("HPCDL_HISTORY", str(history))

@@ -111,8 +111,9 @@ site_configuration = {{"logging": [{{"handlers_perflog": [{{
 def test_a_sites_log_server_gets_hpcdls_fields(site, tmp_path):
     with listening() as (port, received):
         (tmp_path / "team.py").write_text(OWN)
-        (tmp_path / "own.py").write_text(HANDLER.format(port=port))
-        outcome = run(site, tmp_path / "team.py", config=(tmp_path / "own.py",), measuring=True)
+        site.paths.prefix.mkdir(exist_ok=True)
+        (site.paths.prefix / "reframe.py").write_text(HANDLER.format(port=port))
+        outcome = run(site, tmp_path / "team.py", measuring=True)
     (verdict,), (record,) = outcome.verdicts, received
     evidence = record["check_evidence"]
     assert (record["index"], record["check_name"]) == ("nights", "answers")
@@ -125,7 +126,7 @@ def test_a_sites_log_server_gets_hpcdls_fields(site, tmp_path):
     assert evidence["metrics"]["answer"]["value"] == 42.0
     assert evidence["layout"]["gpus_per_node"] == 1
     # A server that is away costs a warning of ReFrame, and no check.
-    away = run(site, tmp_path / "team.py", config=(tmp_path / "own.py",), measuring=True)
+    away = run(site, tmp_path / "team.py", measuring=True)
     assert [one.status for one in away.verdicts] == [Status.NO_REFERENCE], told(away)
 
 

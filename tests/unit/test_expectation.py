@@ -9,7 +9,7 @@ import pytest
 from hpcdl.jobs import JobSpec
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import measured_links, metric_name
-from hpcdl.regress.references import site_file, update_references
+from hpcdl.regress.references import edits_of, site_file
 from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.workflows.expectation import (
     as_lines,
@@ -241,7 +241,7 @@ def checked(three_generations, tmp_path):
         *allreduce_of("horovod-4x1", {1 << 16: 0.1, 1 << 24: 0.05, 1 << 26: 0.05}),
         *allreduce_of("horovod-2x4", {1 << 16: 0.3, 1 << 24: 1.0, 1 << 26: 1.1}),
     ]
-    update_references(site, site.partition("p100").reference_set, rows)
+    edits_of(site, rows).write()
     return site
 
 

@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from hpcdl.regress.references import update_references
+from hpcdl.regress.references import edits_of
 from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import read_release
@@ -96,7 +96,7 @@ def test_jobs_that_name_their_release_are_unaffected_and_others_are_named(site, 
 def test_references_of_the_old_release_become_stale(site, monkeypatch):
     row = reference(release="old")
     other = replace(row, metric="latency", release=None)
-    update_references(site, "embedded", [row, other])
+    edits_of(site, [row, other]).write()
     plan = planned(site, monkeypatch, read_release(site, "new"))
     (stale,) = plan["references"]
     assert (stale["partition"], stale["count"], stale["measured_with"]) == ("p100", 1, "old")

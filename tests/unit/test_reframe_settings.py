@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.reframe_adapter.process import CheckRequest, refuse_ours, supported, to_argv
 from hpcdl.regress.reframe_adapter.settings import render_settings
@@ -82,13 +81,15 @@ def test_a_check_gets_the_environments_that_have_its_feature(tmp_path):
     assert any("Found 2 check(s)" in line for line in lines)
 
 
-def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(tmp_path, monkeypatch):
+def test_settings_of_a_site_that_was_named_from_here_work_from_anywhere(
+    tmp_path, monkeypatch, hpcdl
+):
     (tmp_path / "here").mkdir()
     (tmp_path / "else").mkdir()
     (tmp_path / "here" / "site.yaml").write_text(find_site_file("p100-v100-k80").read_text())
     monkeypatch.chdir(tmp_path / "here")
-    settings = str(tmp_path / "settings.py")
-    assert main(["check", "settings", "--site", "site.yaml", "--output", settings]) == 0
+    settings = tmp_path / "settings.py"
+    settings.write_text(hpcdl("check", "settings", "--site", "site.yaml").out)
     assert "Found 2 check(s)" in reframe(tmp_path / "else", "-C", settings, "-l", "-n", "^storage")
 
 
@@ -103,9 +104,9 @@ def test_arguments_of_reframe_are_passed_on(tmp_path):
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
-        ("-C", "--config FILE"),
-        ("-Cother.py", "--config FILE"),
-        ("--config-file=x", "--config FILE"),
+        ("-C", "PREFIX/reframe.py"),
+        ("-Cother.py", "PREFIX/reframe.py"),
+        ("--config-file=x", "PREFIX/reframe.py"),
         ("--tag=smoke", "--tag"),
         ("-l", "hpcdl check list"),
         ("--dry-run", "not for a run"),

@@ -15,7 +15,7 @@ from hpcdl.regress.answer import Acceptance, Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.references import load_references, update_references
+from hpcdl.regress.references import edits_of, load_references
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
 from tests.make import reference
@@ -64,12 +64,12 @@ def fill(site, tmp_path, *, last=0.95):
 def filled(site, tmp_path):
     """A site with such nights and a reference of before."""
     fill(site, tmp_path)
-    update_references(site, "embedded", [reference()])
+    edits_of(site, [reference()]).write()
     return site
 
 
 def rate_of(site):
-    (row,) = [one for one in load_references(site, "embedded").values() if one.metric == "rate"]
+    (row,) = [one for one in load_references(site).values() if one.metric == "rate"]
     return row
 
 
@@ -148,11 +148,11 @@ def test_a_renamed_series_is_retired_and_missed_by_no_gate(site, tmp_path, hpcdl
 
 
 def test_undone_by_one_command_all_is_as_before(filled, tmp_path):
-    before = load_references(filled, "embedded")
+    before = load_references(filled)
     assert main(["check", "accept", NAME, *WHO]) == 0
-    assert load_references(filled, "embedded") != before
+    assert load_references(filled) != before
     assert main(["check", "accept", NAME, "--undo"]) == 0
-    assert load_references(filled, "embedded") == before
+    assert load_references(filled) == before
     assert [one.name for one in gate(filled, tmp_path).findings] == [NAME]
     assert yaml.safe_load(accepted_file(filled).read_text())["accepted"] == []
 
@@ -196,7 +196,7 @@ def test_a_finding_sleeps_until_its_day(filled, tmp_path):
 )
 def test_a_reference_of_the_new_level_answers_the_alarm(site, tmp_path, day, value, answers):
     fill(site, tmp_path)
-    update_references(site, "embedded", [reference(date=day, value=value)])
+    edits_of(site, [reference(date=day, value=value)]).write()
     answer = gate(site, tmp_path)
     assert answer.open == answers
     said = f"answered by the reference of {day}"
@@ -258,7 +258,7 @@ def test_a_broken_file_is_refused_with_its_place(site):
 
 def test_what_was_measured_anew_since_stays_when_an_acceptance_is_undone(filled, hpcdl):
     assert main(["check", "accept", NAME, *WHO]) == 0
-    update_references(filled, "embedded", [reference(value=940.0, source="measured in June")])
+    edits_of(filled, [reference(value=940.0, source="measured in June")]).write()
     assert "was set anew since, and stays" in hpcdl("check", "accept", NAME, "--undo").out
     row = rate_of(filled)
     assert (row.value, row.source) == (940.0, "measured in June")

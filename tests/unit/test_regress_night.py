@@ -15,7 +15,7 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
-from hpcdl.regress.references import site_file, update_references
+from hpcdl.regress.references import Edits, edits_of, site_file
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
 from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
 from hpcdl.regress.runner import (
@@ -31,6 +31,7 @@ from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import once
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from tests.make import reference
 from tests.small_release import small_site
 from tests.unit.test_regress_verdict import record
 
@@ -172,8 +173,8 @@ def test_a_report_is_of_the_newest_run_that_has_verdicts(hpcdl):
 
 
 def test_it_is_said_when_nothing_was_measured_that_could_be_proposed():
-    assert "no night of the release" in proposals_text(Drafts((), (), nights=False))
-    assert "has a reference" in proposals_text(Drafts((), ()))
+    for nights, said in ((False, "no night of the release"), (True, "has a reference")):
+        assert said in proposals_text(Drafts((), Edits(()), (), nights))
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null", '{"runs": null}'])
@@ -249,11 +250,12 @@ def test_halves_of_files_of_killed_runs_go_and_those_of_a_living_run_stay(site):
 
 
 def test_half_a_file_of_references_goes_with_the_next_measurement(site):
-    path = site_file(site, "embedded")
+    part = next(iter(site.partitions.values()))
+    path = site_file(site, part.reference_set)
     path.parent.mkdir(parents=True)
     left = path.with_name(f".{path.name}.abcd1234")
     left.touch()
-    update_references(site, "embedded", [])
+    edits_of(site, [reference(partition=part.name)]).write()
     assert path.exists()
     assert not left.exists()
 

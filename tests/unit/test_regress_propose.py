@@ -8,23 +8,22 @@ import subprocess
 import pytest
 
 from hpcdl import facts
-from hpcdl.cli import check, main
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.propose import Drafts, derive, propose, write
+from hpcdl.regress.propose import Drafts, derive, propose
 from hpcdl.regress.references import (
     OWN_DEMAND,
+    Edits,
+    edits_of,
     load_references,
     published,
     read_references,
     site_file,
-    update_references,
 )
 from hpcdl.regress.run_directory import RunDirectory, runs_directory
 from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.site import find_site_file, load_site
-from hpcdl.system.errors import CheckFailed
 from tests.make import reference
 from tests.unit.conftest import shipped
 
@@ -87,8 +86,8 @@ def test_three_nights_make_a_reference(site):
 @pytest.mark.parametrize(("values", "count"), [([100.0, 100.0], 2), ([0.0, 0.0, 0.0], 0)])
 def test_too_few_good_nights_wait_for_more(site, values, count):
     nights(site, *values)
-    waiting = (f"throughput/mlp on p100, images_per_second: {count} of 3 runs",)
-    assert drafts(site) == Drafts((), waiting)
+    waiting = [f"throughput/mlp on p100, images_per_second: {count} of 3 runs"]
+    assert drafts(site) == Drafts([], Edits(()), waiting)
 
 
 def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site):
@@ -97,7 +96,7 @@ def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site):
     night(site, 4, None)
     night(site, 5, None)
     (runs_directory(site) / "20260105-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
-    assert drafts(site) == Drafts((), (), nights=False)
+    assert drafts(site) == Drafts([], Edits(()), [], nights=False)
 
 
 @pytest.mark.parametrize(
@@ -117,15 +116,15 @@ def test_other_nights_do_not_count(site, change):
     night(site, 1, 50.0, **change)
     night(site, 2, 100.0)
     night(site, 3, 100.0)
-    assert drafts(site).edits == ()
+    assert drafts(site).edits.files == ()
 
 
 def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site):
     nights(site, 100.0, 100.0, 100.0)
-    update_references(site, "embedded", [dataclasses.replace(OLD, release="r1")])
-    assert drafts(site) == Drafts((), ())
-    update_references(site, "embedded", [OLD])
-    (edit,) = drafts(site).edits
+    edits_of(site, [dataclasses.replace(OLD, release="r1")]).write()
+    assert not drafts(site).rows
+    edits_of(site, [OLD]).write()
+    (edit,) = drafts(site).edits.files
     assert "-  value: 90.0" in edit.diff
     assert "+  value: 100.0" in edit.diff
 
@@ -137,9 +136,9 @@ def test_the_diff_is_one_that_tools_take(site, old, tool):
         pytest.skip(f"{tool[0]} is not installed")
     site.paths.prefix.mkdir()
     if old:
-        update_references(site, "embedded", old)
+        edits_of(site, old).write()
     nights(site, 100.0, 100.0, 100.0)
-    (edit,) = drafts(site).edits
+    (edit,) = drafts(site).edits.files
     (site.paths.prefix / "change").write_text(edit.diff)
     subprocess.run([*tool, "change"], cwd=site.paths.prefix, check=True, capture_output=True)
     assert {row.key for row in read_references(edit.path)} == {KEY, *(row.key for row in old)}
@@ -173,26 +172,17 @@ def test_published_references_name_records_with_a_source():
 )
 def test_gpus_have_published_references_under_the_checks_own_cases(site_name, gpu, case, value):
     site = shipped(site_name)
-    rows = load_references(site, site.partition(gpu).reference_set)
+    rows = load_references(site, [gpu])
     assert rows
     assert case is None or value in {None, rows["throughput", case, gpu, KEY[3]].value}
 
 
-def test_two_proposals_written_at_once_lose_nothing(site):
-    nights(site, 100.0, 100.0, 100.0)
-    found = drafts(site)
-    update_references(site, "embedded", [dataclasses.replace(OLD, check="storage")])
-    write(site, found.rows)
-    checks = {row.check for row in read_references(site_file(site, "embedded"))}
-    assert checks == {"storage", "throughput"}
-
-
 def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site):
-    update_references(site, "embedded", [OLD])
+    edits_of(site, [OLD]).write()
     path = site_file(site, "embedded")
     path.write_text(path.read_text().rstrip("\n"))
     nights(site, 100.0, 100.0, 100.0)
-    (edit,) = drafts(site).edits
+    (edit,) = drafts(site).edits.files
     assert "\\ No newline at end of file\n" in edit.diff
 
 
@@ -219,25 +209,7 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
     assert row.nodes == ("p100-01", "p100-02")
 
 
-@pytest.mark.parametrize(
-    ("there", "words", "code"),
-    [
-        (True, ["--if-missing"], 0),
-        (False, ["--if-missing"], 1),
-        (True, [], 1),
-        (True, ["--dry-run"], 0),
-    ],
-)
-def test_what_is_there_is_measured_again_only_when_asked(monkeypatch, capsys, there, words, code):
-    def measure(*_, **__):
-        raise CheckFailed("measuring is left out here")
-
-    monkeypatch.setattr(check, "modules", lambda *_: {"p100": Module((), None, "tf-1")})
-    monkeypatch.setattr("hpcdl.regress.propose.measure", measure)
-    monkeypatch.setattr("hpcdl.regress.propose.covered", lambda *_: there)
-    monkeypatch.setattr("hpcdl.regress.reframe_adapter.process.require_reframe", lambda: None)
-    where = ["--site", "embedded", "--partition", "p100", "--name", "throughput"]
-    assert main(["check", "references", "measure", *where, *words]) == code
-    if words == ["--dry-run"]:
-        said = "would run throughput 5 times on p100, and write the references\n"
-        assert capsys.readouterr().out == said
+def test_a_dry_run_of_a_measurement_says_what_would_run(hpcdl):
+    where = ("--site", "embedded", "--partition", "p100", "--name", "throughput", "--dry-run")
+    said = "would run throughput 5 times on p100, and write the references\n"
+    assert hpcdl("check", "references", "measure", *where).out == said

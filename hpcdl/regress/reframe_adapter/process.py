@@ -24,6 +24,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, json_lines, read_events
+from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import current_umask
 from hpcdl.system.resources import folder as resource
@@ -66,8 +67,6 @@ class CheckRequest:
     """Further arguments of ReFrame."""
     hashes: tuple[str, ...] = ()
     """ReFrame's names of the only checks to run."""
-    config: tuple[Path, ...] = ()
-    """Settings of ReFrame beside those that hpcdl writes."""
 
     @property
     def changed(self) -> tuple[str, ...]:
@@ -158,11 +157,19 @@ def _begins(option: str, name: str) -> bool:
     return len(name) > 3 and option.startswith(name)
 
 
-def to_argv(run: RunDirectory, request: CheckRequest, *, serial: bool) -> list[str]:
-    """ReFrame's command line."""
+def own_settings(site: Site) -> tuple[Path, ...]:
+    """The site's own settings of ReFrame beside those that hpcdl writes, where it has any."""
+    path = site.paths.prefix / "reframe.py"
+    return (path,) if path.is_file() else ()
+
+
+def to_argv(
+    run: RunDirectory, request: CheckRequest, more: Sequence[Path] = (), *, serial: bool
+) -> list[str]:
+    """ReFrame's command line; `more` are settings beside the run's."""
     paths = request.paths or (resource("reframe_checks"),)
     argv = [*map(str, module_argv(sys.executable, _RECORDER))]
-    argv += [part for one in (run.settings, *request.config) for part in ("-C", str(one))]
+    argv += [part for one in (run.settings, *more) for part in ("-C", str(one))]
     argv += [part for path in paths for part in ("-c", str(path.absolute()))]
     argv += ["-r", "--nocolor", "--report-file", str(run.report)]
     argv += ["--perflogdir", str(run.path / "perflogs")]
