@@ -56,7 +56,7 @@ def reference(**changes):
 
 def plan_build(site, name=None, partition=None):
     """The one build of a stack, or of one of its partitions; what keeps it from one is raised."""
-    from hpcdl.stack.plans import plan_stack
+    from hpcdl.stack.build import plan_stack
 
     plans, blocked = plan_stack(site, name, partition=partition)
     for refused in blocked:

@@ -7,7 +7,7 @@ from pathlib import Path
 from hpcdl.site import find_site_file, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import Release
-from hpcdl.stack.seal import record_release
+from hpcdl.stack.tree import record_release
 from hpcdl.stack.verify import Check, new_proof
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")

@@ -26,9 +26,9 @@ from typing import Any
 import yaml
 
 from hpcdl import facts
-from hpcdl.stack import cuda_tree, horovod
+from hpcdl.stack import horovod
 from hpcdl.stack.linked import read_device_code
-from hpcdl.stack.recipe import running_interpreter
+from hpcdl.stack.wheelhouse import running_interpreter
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 
@@ -72,9 +72,7 @@ class Setting:
         place = self.scratch / source.name.partition(".")[0]
         include = self.packages / "tensorflow" / "include"
         argv = [
-            *cuda_tree.compile_argv(
-                self.clang.path, self.tree, Path(self.gxx), self.codes, "c++17"
-            ),
+            *horovod.compile_argv(self.clang.path, self.tree, Path(self.gxx), self.codes, "c++17"),
             *_FLAGS,
             *(f"-isystem{folder}" for folder in (include, self.scratch)),
             *("-x", "cuda", "-c", str(source), "-o", f"{place}.o"),
@@ -133,7 +131,7 @@ def _setting(options: argparse.Namespace, scratch: Path) -> Setting:
     clang = next(clangs, None)
     if clang is None:
         raise MissingPrerequisite("no clang here compiles for these GPUs", details=refused)
-    tree = cuda_tree.cuda_tree(options.cuda, running_interpreter(), print)
+    tree = horovod.cuda_tree(options.cuda, running_interpreter(), print)
     # TensorFlow's headers look for CUDA's below third_party.
     (scratch / "third_party" / "gpus" / "cuda").mkdir(parents=True)
     (scratch / "third_party" / "gpus" / "cuda" / "include").symlink_to(tree / "include")

@@ -1,8 +1,12 @@
-"""Builds a release from wheels: an immutable tree, and nothing half done.
+"""Plans the builds of a stack, one per group of partitions, and builds a release from wheels.
 
-`plan_wheels` thinks: versions, identity, steps. `build` acts. What a killed build leaves is removed
-by the next, which finds the fetched and built wheels in the cache. The same inputs give the same
-id, and then there is nothing to do.
+Every way of building has a plan of its own with the same methods, a `ReleasePlan`; what the command
+line, `stack plan` and the documents show comes from it. Its versions are those that `stack resolve`
+shows for each of its partitions: both are answers of one `Resolver`.
+
+`plan_wheels` thinks: versions, identity, steps. `build` acts: an immutable tree, and nothing half
+done. What a killed build leaves is removed by the next, which finds the fetched and built wheels in
+the cache. The same inputs give the same id, and then there is nothing to do.
 """
 
 from __future__ import annotations
@@ -17,15 +21,15 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack import horovod, install, wheelhouse
-from hpcdl.stack.install import build_slot, new_tree, require_space
+from hpcdl.stack import horovod, tree, wheelhouse
 from hpcdl.stack.linked import prefer_own_libraries
 from hpcdl.stack.modules import SITE_FILE
-from hpcdl.stack.recipe import Interpreter, Recipe, interpreter, recipe_of
 from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, digest, read_release, releases_folder
-from hpcdl.stack.seal import record_release, sha256
-from hpcdl.stack.wheelhouse import Say, Wheelhouse
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.stack.resolve import Resolver, find_request
+from hpcdl.stack.spack_backend.spack_build import plan_spack
+from hpcdl.stack.tree import build_slot, new_tree, record_release, require_space, sha256
+from hpcdl.stack.wheelhouse import Interpreter, Recipe, Say, Wheelhouse, interpreter, recipe_of
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.system.run import module_argv, run
 from hpcdl.system.text import utc_now
@@ -122,9 +126,9 @@ class BuildPlan(ReleasePlan):
         needs = {releases_folder(self.site): recipe.tree_gb}
         if house is not None:
             wheels = [house.folder / wheel.file for wheel in house.wheels]
-            needs = {releases_folder(self.site): install.unpacked_gb(wheels)}
+            needs = {releases_folder(self.site): tree.unpacked_gb(wheels)}
         else:  # uv unpacks them to copy them
-            unpacked = recipe.tree_gb if install.find_uv() else 0.0
+            unpacked = recipe.tree_gb if tree.find_uv() else 0.0
             needs = {wheelhouse.wheels_cache(): recipe.fetch_gb + unpacked, **needs}
         require_space(needs, only_look=only_look)
 
@@ -233,19 +237,19 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     stack, log = root / "stack", wheelhouse.new_log(root.name)
     say("checking the wheels against their lock")
     wheels = house.paths()
-    require_space({root: install.unpacked_gb(wheels)})
+    require_space({root: tree.unpacked_gb(wheels)})
     say(f"installing {len(wheels)} wheels in {stack}")
     run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
     pip = next(path for path in wheels if path.name.startswith("pip-"))
-    install.install(python, wheels, pip, log)
+    tree.install(python, wheels, pip, log)
     made = plan.horovod_wheel
     if plan.needs_compilers:
         tools = plan.toolchain()
         made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, tools, say)
     added = [*([made] if made else ()), own]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
-    install.install(python, added, pip, log)
+    tree.install(python, added, pip, log)
     for name in recipe.horovod.leave_out if recipe.horovod else ():
         (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
@@ -253,11 +257,11 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
         prefer_own_libraries(packages / name)
     # The module's hpcdl finds its site by itself: a publish writes the file.
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
-    install.add_startup(stack)
+    tree.add_startup(stack)
     say("compiling bytecode, setting permissions")
     store = cache("compiled") / f"{house.folder.name}-{plan.horovod_key}-{digest(house.lock())}"
-    install.compile_bytecode(python, packages, store, log)
-    install.open_to_readers(root)
+    tree.compile_bytecode(python, packages, store, log)
+    tree.open_to_readers(root)
     return made
 
 
@@ -270,3 +274,52 @@ def _lock_of_horovod(plan: BuildPlan, wheel: Path) -> dict[str, str]:
         "built": wheel.parent.name,
         "compilers": horovod.built_with(wheel),
     }
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """Partitions of a stack that get no build on this machine, and why."""
+
+    partitions: tuple[str, ...]
+    fault: HpcdlError
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.partitions)}: {self.fault.in_one_line()}"
+
+
+def plan_stack(
+    site: Site,
+    name: str | None = None,
+    *,
+    partition: str | None = None,
+    backend: str | None = None,
+    without_horovod: bool = False,
+) -> tuple[tuple[ReleasePlan, ...], tuple[Blocked, ...]]:
+    """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
+
+    `partition` asks for its build only; `backend` builds it another way than the site file says,
+    `without_horovod` leaves that out, whatever the site says.
+    """
+    request = find_request(site, name)
+    horovod = request.horovod and not without_horovod
+    request = replace(request, backend=backend or request.backend, horovod=horovod)
+    site = replace(site, stacks={**site.stacks, request.name: request})
+    groups = Resolver(site).groups(request)
+    wanted = [
+        group for group in groups if partition is None or site.partition(partition).name in group
+    ]
+    if not wanted:
+        raise BadInput(f"stack '{request.name}' does not serve partition '{partition}'")
+    plans: list[ReleasePlan] = []
+    blocked = []
+    for names in wanted:
+        every = len(groups) == 1 and set(names) == set(site.partitions)
+        served = request.partitions if every else names
+        try:
+            if request.backend == "wheels":
+                plans.append(plan_wheels(site, request, names, served))
+            else:
+                plans.append(plan_spack(site, request, names, served, alone=len(groups) == 1))
+        except (MissingPrerequisite, BadInput) as fault:
+            blocked.append(Blocked(names, fault))
+    return tuple(plans), tuple(blocked)

@@ -7,17 +7,26 @@ proven it through them. PREFIX/history.json remembers what was current, for `rol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import stat
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.site import Site
-from hpcdl.stack import dispatch
-from hpcdl.stack.dispatch import Dispatch, Event, choose, publish_history, read_history
-from hpcdl.stack.install import require_readers, require_safe_modes
-from hpcdl.stack.modules import render_modules, write_cache, write_modules, write_site_files
+from hpcdl.stack import modules
+from hpcdl.stack.modules import (
+    Dispatch,
+    Event,
+    choose,
+    publish_history,
+    read_history,
+    render_modules,
+    write_cache,
+    write_modules,
+    write_site_files,
+)
 from hpcdl.stack.release import (
     BrokenRelease,
     Release,
@@ -26,10 +35,14 @@ from hpcdl.stack.release import (
     read_release,
     release_ids,
 )
-from hpcdl.stack.sbom import AUDIT_FILE, AUDIT_LIST, CYCLONEDX_FILE, refresh_sbom
-from hpcdl.stack.seal import CHECKED_FILE, look, require_integrity
+from hpcdl.stack.sbom import AUDIT_FILE, AUDIT_LIST, CYCLONEDX_FILE, refresh_sbom, require_answers
+from hpcdl.stack.tree import (
+    CHECKED_FILE,
+    look,
+    require_integrity,
+    require_safe_modes,
+)
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
-from hpcdl.stack.waivers import require_answers
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
 
@@ -117,7 +130,7 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
         seen = read_history(site)
         _show_modules(site, release, event)
     entries = look(release)
-    require_safe_modes(release, {name: entry.status for name, entry in entries.items()})
+    require_safe_modes(release, entries)
     require_integrity(release, entries)
     write_site_files(site)
     refresh_sbom(site, release, say)
@@ -127,6 +140,50 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
         before, moves = current_id(site), _moves(site, event)
         _switch(site, event, before)
     return PublishResult(before, release.id, proof, moves)
+
+
+def require_readers(site: Site, release: Release, say: Say) -> None:
+    """CheckFailed where users cannot reach a release, or cannot run the Python it is built on.
+
+    Of a private site `say` is told of each fault, and that is all.
+    """
+    faults = list(dict.fromkeys(_reach_faults(release)))
+    if faults and not site.private:
+        raise CheckFailed(
+            f"users could not use {release.id}, and it is not published",
+            details=faults,
+            hint="chmod o+x these directories, or choose another prefix or Python; where only its "
+            "owner uses the prefix, `private: true` in the site file says so",
+        )
+    for fault in faults:
+        say(f"note: {fault}")
+
+
+def _reach_faults(release: Release) -> Iterator[str]:
+    """Yield each reason why users other than the owner cannot use a release."""
+    for directory in closed_above(release.root):
+        yield f"users cannot enter {directory}, which contains the release"
+    real = release.python.resolve()
+    try:
+        there = real.is_file()
+    except PermissionError:  # this user is one of those who cannot
+        yield f"users cannot enter the directories of its Python {real}"
+        return
+    if not there:
+        yield f"its Python {real} is not there"
+        return
+    version = ".".join(release.versions.get("python", "").split(".")[:2])
+    library = real.parents[1] / "lib" / f"python{version}"
+    for directory in [*closed_above(real), *closed_above(library / "os.py")]:
+        yield f"users cannot enter {directory}, which contains its Python"
+    if not real.stat().st_mode & stat.S_IXOTH:
+        yield f"users cannot execute its Python {real}"
+
+
+def closed_above(path: Path) -> list[Path]:
+    """The directories above `path` that users cannot enter, outermost first."""
+    parents = [parent for parent in reversed(path.absolute().parents) if parent.is_dir()]
+    return [parent for parent in parents if not parent.stat().st_mode & stat.S_IXOTH]
 
 
 def _require_gpus_served(site: Site, release: Release) -> None:
@@ -277,7 +334,7 @@ def plan_rollback(site: Site, release_id: str | None = None) -> PublishResult:
 
 def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, Event]:
     history, current = read_history(site), current_id(site)
-    target = release_id or dispatch.previous(history, current, set(release_ids(site)))
+    target = release_id or modules.previous(history, current, set(release_ids(site)))
     if target is None:
         hint = "`hpcdl stack list` shows what is there"
         raise BadInput("there is no earlier release to go back to", hint=hint)
@@ -293,7 +350,7 @@ def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, E
         )
     undone = current if release_id is None else None
     known = sound_releases(site)
-    off = dispatch.taken_off(site, publish_history(history), known, release.id, undone)
+    off = modules.taken_off(site, publish_history(history), known, release.id, undone)
     event = Event("rollback", release.id, off=off)
     return PublishResult(current, release.id, proof, _moves(site, event)), event
 
@@ -329,7 +386,7 @@ def _switch(site: Site, event: Event, before: str | None) -> None:
     """Note what is going to happen, then move `current`."""
     if before == event.release:
         return
-    dispatch.add_event(site, event)
+    modules.add_event(site, event)
     for left in site.paths.prefix.glob(".current.*"):  # of a killed one
         left.unlink(missing_ok=True)
     switch_link(site.paths.prefix / "current", f"releases/{event.release}")

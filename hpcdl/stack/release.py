@@ -48,7 +48,7 @@ class Release:
     with `from` (a version) and `branch` (the last one that drives the GPU), `gpus` (models); and
     `modules` that it loads itself, each with `name` and `directory`. `environment` is what
     the module sets beyond PATH: directories to put in front of a variable, or a text. `content` is
-    the sha256 of the seal of its files (hpcdl.stack.seal).
+    the sha256 of the seal of its files (hpcdl.stack.tree).
     """
 
     id: str

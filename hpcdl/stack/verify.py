@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Partition, Site
-from hpcdl.stack.dispatch import has_code_for
 from hpcdl.stack.linked import claims_not_held, code_faults, library_faults, runs_on, survey
+from hpcdl.stack.modules import has_code_for
 from hpcdl.stack.release import Release
-from hpcdl.stack.seal import check_integrity
+from hpcdl.stack.tree import check_integrity
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
 from hpcdl.system.resources import scratch_directory

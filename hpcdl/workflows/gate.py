@@ -23,7 +23,7 @@ from hpcdl.jobs.watch import Snapshot, look
 from hpcdl.site import Partition, Site
 from hpcdl.slurm import client
 from hpcdl.stack import verify
-from hpcdl.stack.dispatch import has_code_for
+from hpcdl.stack.modules import has_code_for
 from hpcdl.stack.publish import serves
 from hpcdl.stack.release import Release
 from hpcdl.stack.verify import RANKS, Check, Gate, GateRun, Proof, check_files, judge, read_seen

@@ -78,7 +78,7 @@ def modules_of_job(
 
 def _release_for_any(site: Site, partition: Partition, *, named: bool) -> Release | None:
     """The release of a job that names no GPU model: it must serve all that the partition has."""
-    from hpcdl.stack.dispatch import has_code_for
+    from hpcdl.stack.modules import has_code_for
     from hpcdl.stack.release import release_for
 
     groups = partition.gpu_groups if partition.groups else ()

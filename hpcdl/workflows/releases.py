@@ -23,7 +23,7 @@ from hpcdl.regress.result import epoch
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.stack.dispatch import given_since, read_history
+from hpcdl.stack.modules import given_since, read_history
 from hpcdl.stack.publish import sound_releases
 from hpcdl.stack.release import MODULE, release_ids, releases_folder
 from hpcdl.system.errors import MissingPrerequisite

@@ -16,9 +16,8 @@ from typing import Any
 
 from hpcdl.regress.references import load_references
 from hpcdl.site import Site
-from hpcdl.stack.dispatch import Event, read_history
-from hpcdl.stack.modules import render_modules
-from hpcdl.stack.plans import plan_stack
+from hpcdl.stack.build import plan_stack
+from hpcdl.stack.modules import Event, read_history, render_modules
 from hpcdl.stack.publish import PublishedState, shown_after
 from hpcdl.stack.release import (
     BrokenRelease,

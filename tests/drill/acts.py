@@ -12,11 +12,17 @@ from pathlib import Path
 from hpcdl.stack.build import BuildPlan, build
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
-from hpcdl.stack.recipe import recipe_of, running_interpreter
 from hpcdl.stack.resolve import find_request
-from hpcdl.stack.seal import sha256
 from hpcdl.stack.spack_backend import adopt as adopting
-from hpcdl.stack.wheelhouse import Wheel, Wheelhouse, own_digest, pack
+from hpcdl.stack.tree import sha256
+from hpcdl.stack.wheelhouse import (
+    Wheel,
+    Wheelhouse,
+    own_digest,
+    pack,
+    recipe_of,
+    running_interpreter,
+)
 from hpcdl.system.errors import HpcdlError
 from tests.small_release import passing, silent, small_site
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from hpcdl.stack.dispatch import read_history
 from hpcdl.stack.gc import collect
+from hpcdl.stack.modules import read_history
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id, release_ids
 from tests.drill.clusters import site_file

@@ -10,7 +10,7 @@ from functools import partial
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_release, read_release, release_for, release_ids
-from hpcdl.stack.seal import check_integrity
+from hpcdl.stack.tree import check_integrity
 from tests.drill.harness import Drill
 from tests.small_release import LMOD, make_release, passing, silent, small_site
 

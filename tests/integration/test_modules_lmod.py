@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.install import add_startup
 from hpcdl.stack.publish import publish
-from hpcdl.stack.waivers import accept
+from hpcdl.stack.sbom import accept
+from hpcdl.stack.tree import add_startup
 from tests.integration.conftest import needs_lmod
 from tests.small_release import LMOD, make_current, mixed_site, passing, silent, small_site
 

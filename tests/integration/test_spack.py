@@ -21,15 +21,18 @@ from hpcdl.site import External, SpackSettings, StackRequest, load_site
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
+from hpcdl.stack.sbom import accept
 from hpcdl.stack.spack_backend import adopt as adopt_module
-from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, plan_adoption
-from hpcdl.stack.spack_backend.concretize import concretize, differences, write_files
-from hpcdl.stack.spack_backend.environment import render, render_site
-from hpcdl.stack.spack_backend.make import BuildCache
-from hpcdl.stack.spack_backend.spack_build import build_spack, open_build
+from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, inventory, plan_adoption
+from hpcdl.stack.spack_backend.environment import (
+    concretize,
+    differences,
+    render,
+    render_site,
+    write_files,
+)
+from hpcdl.stack.spack_backend.spack_build import BuildCache, build_spack, open_build
 from hpcdl.stack.spack_backend.tool import find_spack
-from hpcdl.stack.spack_backend.view import inventory
-from hpcdl.stack.waivers import accept
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 from tests.integration.conftest import needs_lmod

@@ -15,12 +15,11 @@ import pytest
 
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
-from hpcdl.stack.seal import record_release
-from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
-from hpcdl.stack.spack_backend.concretize import concretize
-from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, install
+from hpcdl.stack.spack_backend.adopt import adopt_installed, inventory, plan_adoption
+from hpcdl.stack.spack_backend.environment import concretize
+from hpcdl.stack.spack_backend.spack_build import BuildCache, Folders, PackageFailed, install
 from hpcdl.stack.spack_backend.tool import lock_holder, open_spack, require_unlocked
-from hpcdl.stack.spack_backend.view import inventory
+from hpcdl.stack.tree import record_release
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.integration.conftest import small_disk
@@ -85,7 +84,8 @@ def test_a_killed_build_goes_on(small, tmp_path):
     where = solve(small, "sleeps", "above")
     file, started = tmp_path / "there", tmp_path / "started"
     program = (
-        "import sys; from pathlib import Path; from hpcdl.stack.spack_backend.make import *; "
+        "import sys; from pathlib import Path; "
+        "from hpcdl.stack.spack_backend.spack_build import *; "
         "from hpcdl.stack.spack_backend.tool import Spack; home, scope, program, file, started = "
         "map(Path, sys.argv[1:]); install(Spack(program, '', scope), Folders(home, 'small'), "
         "print, {'SMALL_FILE': str(file), 'SMALL_STARTED': str(started)})"

@@ -15,10 +15,10 @@ from hpcdl.cli import main
 from hpcdl.stack.build import build
 from hpcdl.stack.horovod import build_horovod
 from hpcdl.stack.publish import verify
-from hpcdl.stack.recipe import SourceEdit
 from hpcdl.stack.release import read_release
-from hpcdl.stack.seal import check_integrity
+from hpcdl.stack.tree import check_integrity
 from hpcdl.stack.verify import in_module
+from hpcdl.stack.wheelhouse import SourceEdit
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.run import CommandFailed
 from hpcdl.workflows.site_plan import plan
@@ -75,7 +75,7 @@ def test_a_killed_build_is_no_release_and_the_next_one_completes(stack_site, rel
     site = small_site(tmp_path / "prefix")
     program = (
         "import sys; from pathlib import Path; from tests.small_release import small_site, silent;"
-        "from hpcdl.stack.build import build; from hpcdl.stack.plans import plan_build;"
+        "from hpcdl.stack.build import build; from hpcdl.stack.build import plan_build;"
         "build(plan_build(small_site(Path(sys.argv[1]))), silent)"
     )
     for seconds in (0.4, 0.9, 1.5):
@@ -203,7 +203,7 @@ def test_its_bill_of_materials_is_valid_and_names_every_licence_but_a_few(releas
 @pytest.mark.long
 def test_without_uv_pip_makes_the_same_release(stack_site, release, tmp_path, monkeypatch):
     site = small_site(tmp_path / "prefix", lmod=True)
-    monkeypatch.setattr("hpcdl.stack.install.find_uv", lambda: None)
+    monkeypatch.setattr("hpcdl.stack.tree.find_uv", lambda: None)
     built = build(plan_build(site), silent)
     assert verify(site, built.id).passed
     assert not (built.prefix / "bin" / "horovodrun").exists()

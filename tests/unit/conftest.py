@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hpcdl.site import load_site
-from hpcdl.stack.recipe import running_interpreter
-from hpcdl.stack.wheelhouse import tools
+from hpcdl.stack.wheelhouse import running_interpreter, tools
 from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, folder
 from tests.small_release import small_site

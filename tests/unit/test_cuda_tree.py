@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
-from hpcdl.stack import cuda_tree
-from hpcdl.stack.recipe import running_interpreter
+from hpcdl.stack import horovod
+from hpcdl.stack.wheelhouse import running_interpreter
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.unit.test_stack_toolchain import program
@@ -39,7 +39,7 @@ def lay_out(folder):
             for path, text in files.items():
                 archive.writestr(path, text)
     tree = folder / "tree"
-    cuda_tree._lay_out(sorted(folder.glob("*.whl")), tree)
+    horovod._lay_out(sorted(folder.glob("*.whl")), tree)
     return tree
 
 
@@ -91,7 +91,7 @@ def test_clangs_words_for_fatbinary_become_those_of_cuda_13(tmp_path):
 
 @pytest.mark.parametrize("cuda", facts.load("nvidia_wheels")["toolkits"])
 def test_every_cuda_release_of_the_facts_has_locked_wheels_to_compile_with(cuda):
-    wheels = cuda_tree.cuda_wheels(cuda)
+    wheels = horovod.cuda_wheels(cuda)
     major = cuda.partition(".")[0]
     names = {name.partition("==")[0] for name in wheels}
     parts = ("cuda-runtime", "cuda-nvcc", "curand", "cuda-cccl")
@@ -101,7 +101,7 @@ def test_every_cuda_release_of_the_facts_has_locked_wheels_to_compile_with(cuda)
 
 def test_a_cuda_without_wheels_is_refused_with_those_that_have_some():
     with pytest.raises(MissingPrerequisite, match=r"no NVIDIA wheels are listed for CUDA 12.4.1"):
-        cuda_tree.cuda_wheels("12.4.1")
+        horovod.cuda_wheels("12.4.1")
 
 
 def test_a_wheel_with_another_digest_leaves_no_tree(tmp_path, monkeypatch):
@@ -116,16 +116,16 @@ def test_a_wheel_with_another_digest_leaves_no_tree(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     wheels = {"nvidia-cuda-nvcc==13.5.37": {"any": "0" * 64}}
-    monkeypatch.setattr(cuda_tree, "cuda_wheels", lambda _: wheels)
+    monkeypatch.setattr(horovod, "cuda_wheels", lambda _: wheels)
     with pytest.raises(CommandFailed):
-        cuda_tree.cuda_tree("12.9.1", running_interpreter(), lambda _: None)
+        horovod.cuda_tree("12.9.1", running_interpreter(), lambda _: None)
     assert not list((tmp_path / "cache" / "wheels").glob("cuda-*"))
 
 
 def test_the_command_has_the_machine_code_of_each_gpu_and_the_ptx_of_the_newest(tmp_path):
     gxx = tmp_path / "g++"
     program(gxx, "/usr/lib/gcc/x86_64-linux-gnu/12/libgcc.a")
-    argv = cuda_tree.compile_argv(Path("clang++-19"), tmp_path, gxx, ["60", "100"], "c++14")
+    argv = horovod.compile_argv(Path("clang++-19"), tmp_path, gxx, ["60", "100"], "c++14")
     assert [one for one in argv if "sm_" in one] == [
         "--cuda-gpu-arch=sm_60",
         "--cuda-gpu-arch=sm_100",

@@ -26,7 +26,7 @@ from hpcdl.site import StackRequest, load_site
 from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
 from hpcdl.stack.resolve import Resolver, why_not
 from hpcdl.stack.resolve_facts import models, serves
-from hpcdl.stack.resolve_show import as_text as resolution_text
+from hpcdl.stack.resolve_solution import as_text as resolution_text
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from hpcdl.workflows.expectation import expect, why_none
 from hpcdl.workflows.site_plan import targets

@@ -13,8 +13,7 @@ from hpcdl.site import Gpu, SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve import Resolver, why_not
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.resolve_show import as_data, as_text
-from hpcdl.stack.resolve_solution import Setting, solve
+from hpcdl.stack.resolve_solution import Setting, as_data, as_text, solve
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 

@@ -11,8 +11,13 @@ from hpcdl import facts
 from hpcdl.site import SpackSettings
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_solver import Range
-from hpcdl.stack.spack_backend.concretize import differences, files_of, write_files
-from hpcdl.stack.spack_backend.environment import render, render_site
+from hpcdl.stack.spack_backend.environment import (
+    differences,
+    files_of,
+    render,
+    render_site,
+    write_files,
+)
 from hpcdl.stack.spack_backend.tool import Lock, read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder

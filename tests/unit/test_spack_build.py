@@ -11,21 +11,21 @@ import pytest
 import yaml
 
 from hpcdl.site import StackRequest
-from hpcdl.stack.plans import plan_stack
+from hpcdl.stack.build import plan_stack
 from hpcdl.stack.resolve_facts import driver_needs, models, needs_of, wheel_sets
-from hpcdl.stack.spack_backend import concretize, spack_build
-from hpcdl.stack.spack_backend.adopt import plan_adoption
-from hpcdl.stack.spack_backend.environment import render
-from hpcdl.stack.spack_backend.make import BuildCache, Folders, PackageFailed, install
-from hpcdl.stack.spack_backend.tool import Lock, Spack, lock_holder, open_spack
-from hpcdl.stack.spack_backend.view import (
+from hpcdl.stack.spack_backend import environment, spack_build
+from hpcdl.stack.spack_backend.adopt import (
     Built,
     Inventory,
     _settings,
     environment_text,
     lock_entries,
     own_folder,
+    plan_adoption,
 )
+from hpcdl.stack.spack_backend.environment import render
+from hpcdl.stack.spack_backend.spack_build import BuildCache, Folders, PackageFailed, install
+from hpcdl.stack.spack_backend.tool import Lock, Spack, lock_holder, open_spack
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.make import plan_build
@@ -198,7 +198,7 @@ def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_pat
     lock.write_text(stub("a"))
     newer = tmp_path / "newer"
     shutil.copytree(folder("spack"), newer, ignore=shutil.ignore_patterns("spack.lock"))
-    monkeypatch.setattr(concretize, "folder", lambda _: newer)
+    monkeypatch.setattr(environment, "folder", lambda _: newer)
     assert plan.lock == lock
     (newer / "spack_repo/hpcdl/packages/py_horovod/mended.patch").write_text("+")
     assert plan.lock is None

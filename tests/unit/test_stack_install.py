@@ -11,15 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.install import (
+from hpcdl.stack.tree import (
     add_startup,
     compile_bytecode,
     open_to_readers,
     require_space,
     unpacked_gb,
 )
-from hpcdl.stack.recipe import running_interpreter
-from hpcdl.stack.wheelhouse import fetch, own_digest, own_files, own_wheel, pack
+from hpcdl.stack.wheelhouse import (
+    fetch,
+    own_digest,
+    own_files,
+    own_wheel,
+    pack,
+    running_interpreter,
+)
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.make import plan_build

@@ -2,14 +2,14 @@
 
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from hpcdl.stack import install
-from hpcdl.stack.install import build_slot, mode_faults, open_to_readers
+from hpcdl.stack import publish as publish_module
 from hpcdl.stack.publish import publish
-from hpcdl.stack.release import current_id
-from hpcdl.stack.seal import record_release
+from hpcdl.stack.release import current_id, read_release
+from hpcdl.stack.tree import Entry, build_slot, open_to_readers, record_release, require_safe_modes
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import umask
 from tests.small_release import make_release, passing, silent, small_site
@@ -60,34 +60,24 @@ def test_many_faults_are_counted_not_listed(site):
 
 def test_what_root_wrote_is_no_fault_and_what_a_stranger_wrote_is(site, monkeypatch):
     """Root publishes and collects below a prefix that another account owns."""
-    root = site.paths.prefix / "releases" / "a"
-    (root / "release.json").unlink()
-    real, owner = os.lstat, 4711
+    release, owner = read_release(site, "a"), 4711
+    monkeypatch.setattr(os, "lstat", lambda _: SimpleNamespace(st_uid=owner, st_mode=0o40755))
 
-    def owned_by(user):
-        def lstat(path):
-            status = real(path)
-            uid = user if str(path) == str(root / "stack") else owner
-            return os.stat_result([*status[:4], uid, *status[5:]])
+    def entries(user):
+        return {"stack": Entry("stack", SimpleNamespace(st_uid=user, st_mode=0o40755))}
 
-        monkeypatch.setattr(os, "lstat", lstat)
-
-    owned_by(0)
-    assert list(mode_faults(root)) == []
-    owned_by(owner + 1)
-    assert "belongs to user 4712, the release to 4711" in next(mode_faults(root))
+    require_safe_modes(release, entries(0))
+    with pytest.raises(CheckFailed) as caught:
+        require_safe_modes(release, entries(owner + 1))
+    assert "belongs to user 4712, the release to 4711" in caught.value.details[0]
 
 
-def test_a_directory_that_cannot_be_looked_into_is_a_fault(site, monkeypatch):
-    root, real = site.paths.prefix / "releases/a", os.scandir
-
-    def scandir(path):
-        if path == str(root / "stack/bin"):
-            raise PermissionError(13, "Permission denied", path)
-        return real(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    assert list(mode_faults(root)) == [f"{root}/stack/bin: cannot be read: Permission denied"]
+def test_a_tree_with_a_file_that_others_may_write_is_never_sealed(site):
+    release = read_release(site, "a")
+    (release.prefix / "data").touch()
+    (release.prefix / "data").chmod(0o666)
+    with pytest.raises(CheckFailed, match="wrong permissions"):
+        record_release(release)
 
 
 @pytest.fixture
@@ -99,9 +89,9 @@ def public(site):
 @pytest.fixture
 def reachable(monkeypatch, tmp_path):
     """Let only what lies below the test's own directory count as closed."""
-    real = install.closed_above
+    real = publish_module.closed_above
     monkeypatch.setattr(
-        install,
+        publish_module,
         "closed_above",
         lambda path: [
             one for one in real(path) if one.is_relative_to(tmp_path) and one != tmp_path
@@ -155,7 +145,6 @@ def test_the_mask_of_whoever_publishes_plays_no_part(tmp_path, mask):
         open_to_readers(made.root)
         record_release(made)
         publish(site, "m", passing, say=silent)
-    assert list(mode_faults(made.root)) == []
     for path in site.paths.prefix.rglob("*"):
         if not path.is_symlink() and path.suffix != ".lock":
             assert path.stat().st_mode & 0o066 == 0o044, path

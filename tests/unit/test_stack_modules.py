@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcdl.stack.dispatch import choose
 from hpcdl.stack.modules import (
+    choose,
     install_kernel,
     lua,
     plan_kernel,
@@ -22,7 +22,7 @@ from hpcdl.stack.modules import (
 )
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import DISPATCH_FILE
-from hpcdl.stack.seal import record_release
+from hpcdl.stack.tree import record_release
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import make_release, passing, silent, small_site
 

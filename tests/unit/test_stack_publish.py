@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpcdl.cli import main
 from hpcdl.stack import publish as publish_module
-from hpcdl.stack.dispatch import Event, previous, read_history
+from hpcdl.stack.modules import Event, previous, read_history
 from hpcdl.stack.publish import (
     newest,
     overview,
@@ -24,7 +24,7 @@ from hpcdl.stack.publish import (
     verify,
 )
 from hpcdl.stack.release import current_id, current_release
-from hpcdl.stack.waivers import accept
+from hpcdl.stack.sbom import accept
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import LockBusy, locked
 from tests.small_release import failing, make_current, make_release, passing, silent, small_site

@@ -10,13 +10,12 @@ import pytest
 from hpcdl import facts
 from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.site.model import GpuFigures
+from hpcdl.stack.build import plan_stack
 from hpcdl.stack.horovod import apply_edit, first_complaint
-from hpcdl.stack.plans import plan_stack
-from hpcdl.stack.recipe import Interpreter, SourceEdit, recipe_of
 from hpcdl.stack.release import digest
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import conditions, known
-from hpcdl.stack.wheelhouse import wheelhouse_folder
+from hpcdl.stack.wheelhouse import Interpreter, SourceEdit, recipe_of, wheelhouse_folder
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import small_site
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdl.stack.install import build_lock, build_slot
 from hpcdl.stack.release import BrokenRelease, as_record, current_release, read_release, seal
+from hpcdl.stack.tree import build_lock, build_slot
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.small_release import make_release, small_site

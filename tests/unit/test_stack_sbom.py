@@ -14,14 +14,17 @@ from hpcdl.stack.release import current_id
 from hpcdl.stack.sbom import (
     AUDIT_FILE,
     CYCLONEDX_FILE,
+    accept,
+    accepted,
     audit,
     components,
     findings,
+    open_questions,
     purl_of,
+    read_waivers,
     refresh_sbom,
     write_sbom,
 )
-from hpcdl.stack.waivers import accept, accepted, open_questions, read_waivers
 from hpcdl.system.errors import BadInput, CheckFailed
 from tests.small_release import make_release, passing, silent, small_site
 
@@ -38,7 +41,7 @@ LOCK = (
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    monkeypatch.setattr("hpcdl.stack.waivers.today", lambda: TODAY)
+    monkeypatch.setattr("hpcdl.stack.sbom.today", lambda: TODAY)
     return small_site(tmp_path)
 
 
@@ -101,7 +104,7 @@ def test_an_expired_waiver_stops_a_publish_and_is_no_answer(site, monkeypatch):
     assert questions(site, "tensorflow-cpu", "horovod") == []
     waive(site, until=f"{TODAY}")
     assert questions(site, "horovod") == []
-    monkeypatch.setattr("hpcdl.stack.waivers.today", lambda: TODAY + datetime.timedelta(1))
+    monkeypatch.setattr("hpcdl.stack.sbom.today", lambda: TODAY + datetime.timedelta(1))
     (question,) = questions(site, "py-horovod")
     assert "expired on 2026-11-21" in question
     assert "waivers.yaml" in question

@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id, read_release
-from hpcdl.stack.seal import CHECKED_FILE, CONTENT_FILE, check_integrity, look, record_release
+from hpcdl.stack.tree import CHECKED_FILE, CONTENT_FILE, check_integrity, look, record_release
 from hpcdl.stack.verify import check_content
 from hpcdl.system.errors import CheckFailed
 from tests.small_release import make_release, passing, silent

@@ -23,13 +23,14 @@ from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, is_held, new_run, sweep
 from hpcdl.slurm import client, once
-from hpcdl.stack.install import compile_bytecode
-from hpcdl.stack.recipe import recipe_of, running_interpreter
 from hpcdl.stack.resolve import find_request
+from hpcdl.stack.tree import compile_bytecode
 from hpcdl.stack.wheelhouse import (
     find_wheelhouse,
+    recipe_of,
     record_digest,
     require_as_built,
+    running_interpreter,
     tools,
     wheelhouse_folder,
 )

@@ -12,16 +12,18 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.stack.horovod import Tool, Toolchain, fetch_sdist, find_horovod, horovod_folder
-from hpcdl.stack.recipe import Interpreter, recipe_of, running_interpreter
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.wheelhouse import (
+    Interpreter,
     Wheel,
     Wheelhouse,
     fetch,
     find_wheelhouse,
     pins,
+    recipe_of,
     record_digest,
+    running_interpreter,
     sha256,
     tools,
     wheelhouse_folder,

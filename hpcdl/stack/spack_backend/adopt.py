@@ -4,11 +4,20 @@
 view, and adds hpcdl and the records. `stack build --backend spack` ends here as well. Nothing is
 compiled, and the environment and its install tree stay as they are: the release's own lock file
 names what it needs.
+
+The release's `stack` is a view of Spack: links into the install tree PREFIX/spack/store, which
+all releases share and which Spack names by content. The module sets what Spack itself sets when
+that environment is activated. hpcdl goes in as files of its own: a release has its own one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,20 +25,27 @@ from typing import Any
 from hpcdl import __version__
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack import wheelhouse
-from hpcdl.stack.install import build_slot, new_tree
 from hpcdl.stack.modules import SITE_FILE
-from hpcdl.stack.recipe import running_interpreter
 from hpcdl.stack.release import Release, ReleasePlan, read_release
 from hpcdl.stack.resolve import Resolver, find_request
-from hpcdl.stack.resolve_facts import gpus_of, serves
-from hpcdl.stack.seal import record_release, shortened
-from hpcdl.stack.spack_backend import tool, view
+from hpcdl.stack.resolve_facts import gpus_of, serves, wheel_sets
+from hpcdl.stack.spack_backend import tool
 from hpcdl.stack.spack_backend.tool import Lock, Spack, read_lock
-from hpcdl.stack.spack_backend.view import Built, Inventory, require_imports
-from hpcdl.stack.wheelhouse import Say
+from hpcdl.stack.tree import (
+    add_startup,
+    build_slot,
+    compile_folders,
+    install,
+    new_tree,
+    open_to_readers,
+    record_release,
+    shortened,
+)
+from hpcdl.stack.wheelhouse import Say, running_interpreter
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.resources import scratch_directory
-from hpcdl.system.run import CommandFailed
+from hpcdl.system.files import write_atomic
+from hpcdl.system.resources import folder, scratch_directory
+from hpcdl.system.run import CommandFailed, run
 from hpcdl.system.text import utc_now
 from hpcdl.system.trust import require_known_owners
 
@@ -95,7 +111,7 @@ class Adoption(ReleasePlan):
             created=utc_now(),
             hpcdl=f"{__version__}+{self.own}",
             needs=self.lock.needs(gpus_of(self.site, self.partitions)),
-            lock=tuple(view.lock_entries(packages, self.lock.to_run, cuda=bool(self.lock.archs))),
+            lock=tuple(lock_entries(packages, self.lock.to_run, cuda=bool(self.lock.archs))),
         )
 
 
@@ -189,7 +205,6 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
     inventory = _inventory(spack, plan.lock.environment)
     to_run = [package for package in inventory.packages if package.hash in plan.lock.to_run]
     _require_installed(plan.lock, spack, inventory, to_run)
-    view.require_readable(to_run)
     tools_in = wheelhouse.tools(running_interpreter(), say)
     own, wheel = wheelhouse.own_wheel()
     plan = replace(plan, own=own)
@@ -197,14 +212,14 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
         if not plan.exists:
             with new_tree(plan.root) as root:
                 say(f"linking {len(to_run)} packages into {root}/stack")
-                view.make_view(spack, root, plan.lock, inventory)
+                make_view(spack, root, plan.lock, inventory)
                 (pip,) = tools_in.glob("lib/python3*/site-packages")
-                packages = view.add_hpcdl(root, wheel, pip, wheelhouse.new_log(root.name))
+                packages = add_hpcdl(root, wheel, pip, wheelhouse.new_log(root.name))
                 # The module's hpcdl finds its site by itself: a publish writes the file.
                 site_file = plan.site.paths.prefix / "etc" / SITE_FILE
                 (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
                 require_imports(root, plan.lock.environment)
-                variables = view.module_environment(spack, root)
+                variables = module_environment(spack, root)
                 made = replace(plan.expected(inventory.packages), environment=variables)
                 record_release(made, [inventory.store])
     return read_release(plan.site, plan.release_id)
@@ -212,7 +227,7 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
 
 def _inventory(spack: Spack, environment: Path) -> Inventory:
     try:
-        return view.inventory(spack, environment)
+        return inventory(spack, environment)
     except CommandFailed as fault:
         cure = "name the Spack that installed it in HPCDL_SPACK_ROOT"
         if not tool.packages_named():
@@ -244,3 +259,209 @@ def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Seque
             hint=f"{install}; where another Spack than {spack.program} did, name that in "
             "HPCDL_SPACK_ROOT",
         )
+
+
+_SHOWN = 10
+_EXPORT = re.compile(r"^export (\w+)=(.*?);?$", re.MULTILINE)
+# The module says these itself, or they are for building and not for running.
+_NOT_OURS = {
+    "PATH",
+    "PYTHONPATH",
+    "MANPATH",
+    "CMAKE_PREFIX_PATH",
+    "PKG_CONFIG_PATH",
+    "ACLOCAL_PATH",
+    "XDG_DATA_DIRS",
+    "PROMPT",
+    "PS1",
+    "HOME",
+    "INFOPATH",
+}
+_IMPORTS = {"jinja2": "py-jinja2", "yaml": "py-pyyaml", "shtab": "py-shtab", "numpy": "py-numpy"}
+
+
+@dataclass(frozen=True)
+class Built:
+    """One package of an environment, as Spack describes it (spack/inventory.py)."""
+
+    name: str
+    version: str
+    hash: str
+    prefix: Path
+    external: bool
+    installed: bool
+    licence: str | None
+    files: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A solved environment: its packages, and where Spack keeps them.
+
+    `store` is the install tree, `padded` the length that its paths are padded to, `repos` the
+    directories of the package repositories by namespace.
+    """
+
+    packages: tuple[Built, ...]
+    store: Path
+    padded: int
+    repos: Mapping[str, Path]
+
+
+def inventory(spack: Spack, environment: Path) -> Inventory:
+    """Return Spack's inventory of a solved environment, or raise `CommandFailed`."""
+    output = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
+    data = json.loads(output.strip().splitlines()[-1])
+    packages = tuple(
+        Built(**{**row, "prefix": Path(row["prefix"]), "files": tuple(row["files"])})
+        for row in sorted(data["packages"], key=lambda row: (row["name"], row["hash"]))
+    )
+    repos = {name: Path(path) for name, path in data["repos"].items()}
+    return Inventory(packages, Path(data["store"]), data["padded"], repos)
+
+
+def environment_text(lock: Lock, found: Inventory) -> str:
+    """The release's own spack.yaml: the same roots, its view, and all directories."""
+    specs = "\n".join(f"  - {json.dumps(root['spec'])}" for root in lock.roots)
+    repos = "\n".join(f"    {name}: $env/{place}" for name, place in _copied(lock, found).items())
+    padding = f", padded_length: {found.padded}" if found.padded else ""
+    return (
+        "# The environment of this release, as it was built; do not edit it.\n"
+        "spack:\n" + (f"  repos:\n{repos}\n" if repos else "") + f"  specs:\n{specs}\n"
+        "  concretizer: {unify: true}\n"
+        f"  config: {{install_tree: {{root: {found.store}{padding}}}}}\n"
+        "  view: {default: {root: ../stack, link: run}}\n"
+    )
+
+
+def make_view(spack: Spack, root: Path, lock: Lock, found: Inventory) -> None:
+    """The release's environment in ROOT/spack and its view in ROOT/stack.
+
+    `spack` has a scope of its own; `found` are the packages of the same environment.
+    """
+    own = root / "spack"
+    write_atomic(own / "spack.yaml", environment_text(lock, found))
+    shutil.copyfile(lock.environment / "spack.lock", own / "spack.lock")
+    for name, place in _copied(lock, found).items():
+        ignored = shutil.ignore_patterns("__pycache__", ".git")
+        shutil.copytree(found.repos[name], own / place, ignore=ignored)
+    spack.run("-e", own, "env", "view", "regenerate")
+
+
+def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
+    """Package repositories that go into the release, all but Spack's own, and their places."""
+    names = sorted((lock.namespaces & set(found.repos)) - {"builtin"})
+    return {name: Path("spack_repo", *name.split(".")) for name in names}
+
+
+def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
+    """Put hpcdl into the view as files of its own; returns its site-packages.
+
+    `pip` is a directory or wheel with pip in it.
+    """
+    stack = root / "stack"
+    python = stack / "bin" / "python"
+    (found,) = stack.glob("lib/python3*/site-packages")
+    packages = own_folder(stack, found.relative_to(stack))
+    scripts = own_folder(stack, Path("bin"))
+    for left in (packages / "hpcdl", *packages.glob("hpcdl-*.dist-info"), scripts / "hpcdl"):
+        if left.is_symlink() or left.is_file():
+            left.unlink()
+        elif left.is_dir():
+            shutil.rmtree(left)
+    install(python, [wheel], pip, log)
+    compile_folders(python, [packages / "hpcdl"], log)
+    own_folder(stack, Path("share") / "hpcdl")
+    add_startup(stack)
+    open_to_readers(root)
+    return packages
+
+
+def require_imports(root: Path, environment: Path) -> None:
+    """Try that hpcdl finds in the view what it imports; MissingPrerequisite names what it lacks."""
+    program = "import importlib.util as u; print(*(n for n in {!r} if u.find_spec(n) is None))"
+    argv = [str(root / "stack" / "bin" / "python"), "-c", program.format(tuple(_IMPORTS))]
+    missing = [_IMPORTS[name] for name in run(argv, directory=Path("/")).stdout.split()]
+    if missing:
+        raise MissingPrerequisite(
+            f"the environment {environment} lacks packages that hpcdl needs: {', '.join(missing)}",
+            hint=f"spack -e {environment} add {' '.join(missing)}, then `spack install`",
+        )
+
+
+def own_folder(stack: Path, inside: Path) -> Path:
+    """A directory of a view that may be written to, without writing into the install tree.
+
+    Spack links whole directories where one package alone has something in them: those become
+    directories of links.
+    """
+    path = stack
+    for part in inside.parts:
+        path /= part
+        if path.is_symlink():
+            target = path.resolve()
+            path.unlink()
+            path.mkdir()
+            for entry in target.iterdir():
+                (path / entry.name).symlink_to(entry)
+        else:
+            path.mkdir(exist_ok=True)
+    return path
+
+
+def module_environment(spack: Spack, root: Path) -> dict[str, Any]:
+    """Return the module's variables: lists of directories to prepend, or a text.
+
+    It is what `spack env activate` sets on top of an empty environment.
+    """
+    script = f"{spack.shell} env activate --sh --dir {shlex.quote(str(root / 'spack'))}"
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key.startswith(("SPACK", "HPCDL_SPACK")) or key in {"HOME", "USER"}
+    }
+    env = {**kept, **spack.env, "PATH": "/usr/bin:/bin"}
+    exports = run(["bash", "--noprofile", "--norc", "-c", script], base_env=env).stdout
+    return dict(_settings(exports))
+
+
+def _settings(exports: str) -> Iterator[tuple[str, Any]]:
+    for name, quoted in _EXPORT.findall(exports):
+        value = "".join(shlex.split(quoted))
+        if name in _NOT_OURS or name.startswith(("SPACK", "HPCDL")) or not value:
+            continue
+        parts = [part for part in value.split(":") if part]
+        folders = all(part.startswith("/") for part in parts)
+        yield name, parts if folders and name.endswith(("PATH", "DIRS")) else value
+
+
+def lock_entries(
+    packages: Iterable[Built], run: Collection[str], *, cuda: bool = False
+) -> Iterator[Mapping[str, str]]:
+    """The lock of a release: every package, and the wheels that some recipes install.
+
+    `run` are the hashes of the packages that it needs to run; their entries say so.
+    """
+    for package in packages:
+        entry = {"name": package.name, "version": package.version, "hash": package.hash}
+        # The first file is the package's own archive, the others are patches and resources.
+        own = package.files[0] if package.files else {}
+        entry |= {key: str(own[key]) for key in ("url", "sha256", "commit") if own.get(key)}
+        if package.licence:
+            entry["licence"] = package.licence
+        if package.external:
+            entry["external"] = str(package.prefix)
+        if package.hash in run:
+            entry["run"] = "yes"
+        yield entry
+        try:
+            wheels = wheel_sets(package.name, cuda=cuda)[package.version].get("others", {})
+        except (OSError, KeyError):
+            continue
+        for name, wheel in wheels.items():
+            yield {
+                "name": name,
+                "version": wheel["version"],
+                "sha256": wheel["sha256"],
+                "file": wheel["url"].rpartition("/")[2],
+            }
