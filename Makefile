@@ -52,7 +52,7 @@ test-long: system venv  ## tests that take hours: stress, killed publishes, nigh
 drill: system venv  ## commands killed, disks full, Slurm away: hours; DRILLS=0.1 for a tenth, DRILL=NAME for one
 	$(BIN)/python -m tests.drill $(DRILL)
 
-bench: system venv  ## benchmarks, each with its baseline
+bench: system venv  ## speed of training, and how soon a drop is seen
 	$(BIN)/python -m tests.bench
 
 lint: venv  ## ruff and mypy --strict

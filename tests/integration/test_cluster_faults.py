@@ -1,6 +1,7 @@
 """What a machine lacks is said in one clear line, before or instead of half a cluster."""
 
 import os
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -13,9 +14,8 @@ from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import folder
-from tests.bench.bench_cluster import memory_mb, small
 from tests.integration.conftest import Shell, clean_environment, need_packages, shell_of, small_disk
-from tests.make import up
+from tests.make import CPU, site_file, up
 
 pytestmark = pytest.mark.cluster
 
@@ -125,7 +125,19 @@ def test_accounting_outlives_the_cluster(embedded_site, place):
     assert daemons.database_socket(state).is_socket()
 
 
-def test_128_loopback_nodes_take_20_seconds_and_500_megabytes(embedded_site, place):
-    state = up(small(embedded_site, 128), mode="loopback", directory=place)
+def memory_mb(state):
+    """Proportional set size of all processes whose command line names the cluster, in MB."""
+    total = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if str(state.directory).encode() in (process / "cmdline").read_bytes():
+                rollup = (process / "smaps_rollup").read_text()
+                total += int(re.search(r"^Pss: +(\d+)", rollup, re.M)[1])
+    return total / 1000
+
+
+def test_128_loopback_nodes_take_20_seconds_and_500_megabytes(place, tmp_path):
+    site = load_site(site_file(tmp_path, CPU.replace("nodes: 2", "nodes: 128")))
+    state = up(site, mode="loopback", directory=place)
     assert state.seconds <= 20
     assert memory_mb(state) <= 500
