@@ -49,6 +49,7 @@ def fingerprint(asked: ClusterRequest) -> dict[str, str]:
     shape = json.dumps([data["groups"], data["queues"]], sort_keys=True)
     own = {"Slurm": asked.slurm} if asked.slurm else {}
     return own | {
+        "site": asked.site,
         "mode": asked.mode,
         "accounting": "on" if asked.accounting else "off",
         "partitions": hashlib.sha256(shape.encode()).hexdigest()[:12],

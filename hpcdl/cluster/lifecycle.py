@@ -98,23 +98,17 @@ def _usable(current: ClusterState) -> bool:
 
 
 def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:
-    wanted = {"site": asked.site, **cluster_plan.fingerprint(asked)}
-    runs = {"site": current.site, **current.fingerprint}
+    wanted = cluster_plan.fingerprint(asked)
     if current.accounting and not asked.accounting:  # more than was asked for is fine
         wanted["accounting"] = "on"
-    changed = [key for key, value in wanted.items() if runs.get(key) != value]
-    if not changed:
-        return
-    names = {
-        "partitions": "other partitions",
-        "Slurm": f"Slurm {current.slurm_version}",
-        "site": f"the site {current.site}, not {asked.site}",
-    }
-    changes = [names.get(key, f"{key} {runs.get(key)}") for key in changed]
-    raise CheckFailed(
-        f"the cluster '{current.site}' is up already, with {' and '.join(changes)}",
-        hint="stop it first: `hpcdl cluster down`, then `hpcdl cluster up` again",
-    )
+    own = {"Slurm": current.slurm_version, **current.fingerprint}
+    if changed := [key for key, value in wanted.items() if own.get(key) != value]:
+        names = {"partitions": "other partitions"}
+        changes = [names.get(key, f"{key} {own.get(key)}") for key in changed]
+        raise CheckFailed(
+            f"the cluster '{current.site}' is up already, with {' and '.join(changes)}",
+            hint="stop it first: `hpcdl cluster down`, then `hpcdl cluster up` again",
+        )
 
 
 def _start(asked: ClusterRequest, directory: Path, token: str, say: Say) -> ClusterState:

@@ -15,14 +15,9 @@ from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.run import run
 from hpcdl.system.text import did_you_mean
 
-# Measured on Debian 12 with Slurm 22.05 (docs/cluster.md, "Start-up time and memory"), rounded up.
-_NODE_MB = {NAMESPACES: 5, LOOPBACK: 3}
-_CONTROLLER_MB = 60
-_DATABASE_MB = 150
-_MIN_FREE_MB = 64
-_MIN_FREE_DATABASE_MB = 400
-_MAX_NETWORK_NODES = 250  # of a /24 network
-_MAX_NODES = 2000
+_MOST_NODES = {NAMESPACES: 250, LOOPBACK: 2000}
+"""One /24 network holds 250; a node of loopback takes about 3 MB of memory."""
+_FREE_MB, _FREE_DATABASE_MB = 64, 400
 
 
 def choose_mode(asked: str, slurm: str = "") -> str:
@@ -69,31 +64,19 @@ def check_packages(accounting: bool, slurm: str = "") -> None:
 
 
 def check_size(asked: ClusterRequest) -> None:
-    """Raise MissingPrerequisite if network or memory cannot hold the nodes; names how many fit."""
-    nodes = len(asked.node_names)
-    fits = min(_fitting(asked), _MAX_NODES)
-    why = f"this machine's memory holds about {fits}"
-    if asked.mode == NAMESPACES and fits > _MAX_NETWORK_NODES:
-        fits, why = _MAX_NETWORK_NODES, f"mode namespaces holds {_MAX_NETWORK_NODES}"
+    """Raise MissingPrerequisite if the mode cannot hold the nodes; the hint says what fits."""
+    nodes, fits = len(asked.node_names), _MOST_NODES[asked.mode]
     if nodes <= fits:
         return
     # The largest cap per partition with which all partitions fit.
     sizes = [len(group.names) for group in asked.groups]
     caps = range(max(sizes), 1, -1)
     most = next((cap for cap in caps if sum(min(size, cap) for size in sizes) <= fits), 1)
-    more = ", or use --mode loopback" if asked.mode == NAMESPACES and nodes <= _MAX_NODES else ""
-    message = f"the site '{asked.site}' has {nodes} nodes, and {why}"
+    message = f"the site '{asked.site}' has {nodes} nodes, and mode {asked.mode} holds {fits}"
+    more = ", or use --mode loopback" * (nodes <= _MOST_NODES[LOOPBACK])
     raise MissingPrerequisite(
         message, hint=f"emulate fewer: --max-nodes-per-partition {most}{more}"
     )
-
-
-def _fitting(asked: ClusterRequest) -> int:
-    """Nodes for which the free memory is enough."""
-    found = re.search(r"^MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    free = int(found.group(1)) // 1024 if found else 1024
-    free -= _CONTROLLER_MB + (_DATABASE_MB if asked.accounting else 0)
-    return max(0, free) // _NODE_MB[asked.mode]
 
 
 def check_space(directory: Path, accounting: bool) -> None:
@@ -102,7 +85,7 @@ def check_space(directory: Path, accounting: bool) -> None:
     if not os.access(parent, os.W_OK):
         hint = "set HPCDL_HOME or HPCDL_CLUSTER_DIR to a directory of yours"
         raise MissingPrerequisite(f"no permission to write in {parent}", hint=hint)
-    need = _MIN_FREE_MB + (_MIN_FREE_DATABASE_MB if accounting else 0)
+    need = _FREE_MB + (_FREE_DATABASE_MB if accounting else 0)
     free = shutil.disk_usage(parent).free // 2**20
     if free < need:
         raise MissingPrerequisite(

@@ -16,6 +16,7 @@ from hpcdl.cluster import cpu_throttle, processes, rootfs
 from hpcdl.cluster.needs import command, program
 from hpcdl.cluster.shape import ClusterRequest, ClusterState
 from hpcdl.slurm.client import query_environment
+from hpcdl.slurm.hostlist import fold_hostlist
 from hpcdl.slurm.parse import mpi_plugins
 from hpcdl.system.errors import Stopped
 from hpcdl.system.files import write_atomic
@@ -180,18 +181,8 @@ def as_text(data: Mapping[str, Any]) -> str:
 
 def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, Any]]:
     """Return the message of `up --dry-run`, and its data."""
-    rows = [
-        [
-            group.partition,
-            str(len(group.names)),
-            str(group.cpus),
-            f"{group.memory_mb} MB",
-            f"{group.gpus} x {group.gpu_type or 'GPU'}" if group.gpus else "-",
-        ]
-        for group in asked.groups
-    ]
-    header = ["partition", "nodes", "CPUs", "memory", "GPUs"]
-    text = f"would start '{asked.site}' in mode {asked.mode} below {directory}\n\n"
+    nodes = fold_hostlist(asked.node_names)
+    text = f"would start '{asked.site}' in mode {asked.mode} below {directory}: {nodes}"
     data = {
         "schema": 1,
         "site": asked.site,
@@ -200,7 +191,7 @@ def intention(asked: ClusterRequest, directory: Path) -> tuple[str, dict[str, An
         "directory": str(directory),
         "nodes": list(asked.node_names),
     }
-    return text + table(rows, header), data
+    return text, data
 
 
 def _daemon(current: ClusterState, name: str) -> dict[str, Any]:
