@@ -92,7 +92,7 @@ def checked(site: Site, spec: JobSpec, *, queued: bool, module: Module | None = 
         BadInput: everything that is wrong with the job, at once.
         MissingPrerequisite: only the release is missing.
     """
-    from hpcdl.jobs.program import check_image_name, check_program
+    from hpcdl.jobs.program import check_program
     from hpcdl.jobs.script import check_request
 
     faults: list[HpcdlError] = []
@@ -102,7 +102,6 @@ def checked(site: Site, spec: JobSpec, *, queued: bool, module: Module | None = 
         lambda: check_words(spec.program, queued=queued),
         lambda: _check_datasets(site, spec),
         lambda: check_program(Path.cwd(), spec, loaded, queued=queued),
-        lambda: check_image_name(site.container, spec.container),
     ]
     if module is None:
         try:

@@ -18,15 +18,12 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from hpcdl import facts
 from hpcdl.jobs.spec import JobSpec, Module, is_train
-from hpcdl.slurm.unwrap import is_agent, program_of
+from hpcdl.slurm.unwrap import SHELLS, is_agent, program_of
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import cached
 from hpcdl.system.safe_read import MAX_BYTES, open_regular
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
-_SHELLS = frozenset({"bash", "sh"})
 # Options that take the next argument, and those after which no script is named.
 _OF_PYTHON = (
     re.compile(r"-[A-Za-z]*[WX]\Z|--check-hash-based-pycs\Z"),
@@ -37,8 +34,8 @@ _OF_SHELLS = (
     re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
 )
 _SCRIPT = (".py", ".sh")
-_PLAIN = re.compile(r"[A-Za-z_.][\w.+/-]*\Z")
-"""What may be the name of a script without an ending: it holds no mark and no variable."""
+_LINE = re.compile(r"[\s;&|<>`=]|\$\(")
+"""What a line for a shell has, and the name of hardly any program."""
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 
@@ -47,19 +44,17 @@ class NotHere(BadInput):
     """A file of the job that is not on this machine, which another one may have."""
 
 
-# ---- what the words of a program name ----
-
-
-def script_index(program: Sequence[str]) -> int | None:
-    """Index of the argument that is the script for an interpreter; None for no script."""
+def script_of(program: Sequence[str]) -> tuple[int | None, str]:
+    """The index of the script for an interpreter (None: none), and the package of `python -m`."""
     start = program_of(program)
     words = program[start:]
     if is_agent(words):
-        return next((n for n, one in enumerate(program) if n > start and _is_script(one)), None)
+        scripts = (n for n, one in enumerate(program) if n > start and one.endswith(_SCRIPT))
+        return next(scripts, None), ""
     name = Path(words[0]).name if words else ""
-    if not _PYTHON.match(name) and name not in _SHELLS:
-        return None
-    valued, ending = _OF_SHELLS if name in _SHELLS else _OF_PYTHON
+    if not _PYTHON.match(name) and name not in SHELLS:
+        return None, ""
+    valued, ending = _OF_SHELLS if name in SHELLS else _OF_PYTHON
     skip = False
     for index, argument in enumerate(words[1:], start + 1):
         if skip:
@@ -67,30 +62,18 @@ def script_index(program: Sequence[str]) -> int | None:
         elif valued.match(argument):
             skip = True
         elif argument[:1] not in {"-", "+"}:
-            return index if argument else None
+            return index if argument else None, ""
         elif ending.match(argument):
-            return None
-    return None
-
-
-def _is_script(word: str) -> bool:
-    return word.endswith(_SCRIPT) and " " not in word
-
-
-def _module(argv: Sequence[str]) -> str | None:
-    """The first part of what `python -m` names; None for any other program."""
-    words = argv[program_of(argv) :]
-    if not words or not _PYTHON.match(Path(words[0]).name) or script_index(argv) is not None:
-        return None
-    named = (following for one, following in pairwise(words) if _OPTION_M.match(one))
-    return next((name.partition(".")[0] for name in named), None)
+            named = _PYTHON.match(name) and _OPTION_M.match(argument)
+            return None, "".join(program[index + 1 : index + 2]).partition(".")[0] if named else ""
+    return None, ""
 
 
 def _shell_scripts(program: Sequence[str]) -> Iterator[tuple[Path, bytes]]:
     """The shell scripts that a program runs, with their text; those that can be read here."""
-    for index in {0, script_index(program) or 0} if program else ():
+    for index in {0, script_of(program)[0] or 0} if program else ():
         path = Path(program[index])
-        if path.suffix == ".sh" or (index and Path(program[0]).name in _SHELLS):
+        if path.suffix == ".sh" or (index and Path(program[0]).name in SHELLS):
             with suppress(BadInput, OSError), open_regular(path, "script") as file:
                 yield path, file.read(MAX_BYTES)
 
@@ -144,22 +127,22 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     own = argv and _is_there(folder / argv[0]) and not (folder / argv[0]).is_dir()
     if own and ("/" in argv[0] or shutil.which(argv[0]) is None):
         take(0)
-    at = script_index(argv)
+    at, module = script_of(argv)
     if at is not None:
         marked = "{" in argv[at] and argv[at].endswith(_SCRIPT)
         if marked or _is_there(folder / argv[at]):
             take(at)
-    modules = [_module(argv)]
+    modules = [module]
     if is_train(argv):
-        functions = map(_FUNCTION.match, argv[2:])
-        modules = [match[1] for match in functions if match]
+        modules = [match[1] for match in map(_FUNCTION.match, argv[2:]) if match]
         for index, one in enumerate(argv[2:], 2):
             option = "--data=" if one.startswith("--data=") else ""
             value = one.removeprefix(option)
             named = (option or argv[index - 1] == "--data") and value != "synthetic"
             if named and _is_there(folder / value):
                 argv[index] = f"{option}{folder / value}"
-    here = any(_has_file(folder, name) for name in modules if name)
+    files = (folder / f"{name}{end}" for name in modules if name for end in ("", ".py"))
+    here = spec.chdir is None and any(map(_is_there, files))
     return replace(
         spec,
         program=tuple(argv),
@@ -167,7 +150,7 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
         chdir=_directory(folder, spec.chdir),
         data=str(_path(folder, spec.data)) if spec.data else None,
         container=image_of(folder, spec.container),
-        python_path=spec.python_path or (folder if here and spec.chdir is None else None),
+        python_path=spec.python_path or (folder if here else None),
         files=tuple(dict.fromkeys((*spec.files, *folders))),
         traps=spec.traps or any(b"USR2" in text for _, text in _shell_scripts(argv)),
     )
@@ -176,41 +159,13 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
 # ---- what the job would not find ----
 
 
-def _check_first(spec: JobSpec, *, there: bool, brought: bool) -> None:
-    """Raise BadInput for what no job can run in the place of its program or script.
-
-    `there` says whether a file has the program's name, whatever that looks like; `brought` whether
-    an image or a user's module may have a program of that name.
-    """
-    argv = spec.program
-    absent = not there and shutil.which(argv[0]) is None
-    is_model = absent and argv[0] in facts.load("models")["models"]
-    typed, name = "train" if is_model else "\0".join(argv[:2]), "command_hints"
-    where = {None: True, "file": absent, "program": absent and not brought}
-    for row in cached("facts", [facts.path(name)], lambda: facts.load(name))["programs"]:
-        held = where[row.get("absent")] and not (row.get("ranks") and spec.launcher == "single")
-        if held and re.match(row["match"], typed):
-            hint = row["hint"].format(argv[0], shlex.quote(argv[0]))
-            raise BadInput(f"'{argv[0]}' {row['said']}", hint=hint)
-    for one in dict.fromkeys((argv[0], argv[script_index(argv) or 0])):
-        if one.endswith(".ipynb"):
-            raise BadInput(f"{one} is a notebook", hint=f"`jupyter nbconvert --to script {one}`")
-        if re.search(r"\.(py|sh) ", one) and not _is_there(Path(one)):
-            raise BadInput(f"'{one}' is one argument", hint=f"leave the quotes out: {one}")
-
-
 def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool = True) -> None:
     """Raise BadInput for a program, script or other file that the job would not find.
 
     What a module or a container brings is not looked for, and a name on PATH only where the job
-    is queued: a script that is only printed may be for another machine. What is certainly meant
-    otherwise, such as the name of a model, is refused always.
+    is queued: a script that is only printed may be for another machine.
     """
     argv, work = spec.program, spec.chdir or folder
-    if argv:
-        inside = spec.container is not None and argv[0].startswith("/")
-        brought = bool(spec.container or (module.names and module.release is None))
-        _check_first(spec, there=inside or _is_there(work / argv[0]), brought=brought)
     check_image(folder, spec.container)
     if queued and spec.data and not Path(spec.data).exists():
         hint = "`hpcdl data make` writes one; `hpcdl job render` does not ask for it"
@@ -219,7 +174,10 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
         raise NotHere(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
     if not argv or spec.container:
         return
-    at = script_index(argv)
+    if _LINE.search(argv[0]) and not _is_there(work / argv[0]):
+        hint = f"let a shell run a line: -- bash -c {shlex.quote(' '.join(argv))}"
+        raise BadInput(f"'{argv[0]}' is no program", hint=hint)
+    at, _ = script_of(argv)
     if at is not None and "{" not in argv[at]:
         _check_script(spec, argv[at])
     brought = bool(module.names) and not argv[0].endswith(_SCRIPT)
@@ -245,22 +203,16 @@ def _check_runs(folder: Path, name: str) -> None:
 
 def _check_script(spec: JobSpec, name: str) -> None:
     """Refuse a script that the ranks would not find; a shell looks on PATH, too."""
-    script = Path(name)
-    if not script.is_absolute():
-        named = script.suffix in _SCRIPT or _PLAIN.match(name)
-        by_path = spec.program[0] in _SHELLS and "/" not in name and shutil.which(name)
-        places = [place / script for place in (spec.chdir, spec.job_dir) if place]
-        if named and not by_path and not any(map(_is_there, places)):
-            raise NotHere(
-                f"there is no script {script} here",
-                hint="jobs work in a directory of their own: name the script by its path from "
-                "here, or by its absolute path",
-            )
-    elif not _is_there(script):
-        raise NotHere(f"there is no script {script}", hint="the job's nodes see what you see")
-    elif script.is_dir() and not _is_there(script / "__main__.py"):
-        message = f"{script} is a directory without a __main__.py"
-        raise BadInput(message, hint="name the script in it")
+    by_path = spec.program[0] in SHELLS and "/" not in name and shutil.which(name)
+    places = [place / name for place in (spec.chdir, spec.job_dir) if place]
+    if name.startswith("/") and not _is_there(Path(name)):
+        raise NotHere(f"there is no script {name}", hint="the job's nodes see what you see")
+    if not (name.startswith("/") or by_path or any(map(_is_there, places))):
+        raise NotHere(
+            f"there is no script {name} here",
+            hint="jobs work in a directory of their own: name the script by its path from here, "
+            "or by its absolute path",
+        )
 
 
 def _check_relative(folder: Path, program: Sequence[str]) -> None:
@@ -285,22 +237,6 @@ def check_image(folder: Path, image: str | None) -> None:
     if image and path and not _is_there(folder / image):
         hint = "name it by its path, or by its place in a registry, such as docker://NAME"
         raise NotHere(f"there is no image {image}", hint=hint)
-
-
-def check_image_name(runtime: str | None, image: str | None) -> None:
-    """Raise BadInput for an image that this container runtime finds nowhere by its name."""
-    if not image or image.startswith("/"):
-        return
-    if runtime == "charliecloud":
-        hint = "`ch-image pull` and `ch-convert` make a directory of it: --container DIR"
-        raise BadInput(f"Charliecloud has no image {image} on the nodes", hint=hint)
-    if runtime == "apptainer" and ":" in image and "://" not in image:
-        hint = f"write --container docker://{image}"
-        raise BadInput(f"Apptainer finds no image {image}", hint=hint)
-
-
-def _has_file(folder: Path, module: str) -> bool:
-    return _is_there(folder / module) or _is_there(folder / f"{module}.py")
 
 
 def _is_there(path: Path) -> bool:

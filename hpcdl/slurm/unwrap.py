@@ -125,7 +125,7 @@ def rank_starter(words: Sequence[str]) -> str:
     for at in unwrap(words):
         own = words[at:]
         name = own[0].rpartition("/")[2]
-        if name in {*MPIRUN, "srun", "horovodrun"}:
+        if name in {*MPIRUN, "srun", "horovodrun", "sbatch", "salloc"}:
             return name
         if is_agent(own):
             module = next((one for one in own if _AGENT_MODULE.match(one)), "")
