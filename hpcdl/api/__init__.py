@@ -146,7 +146,7 @@ def _module(site: Site, job: JobSpec, named: tuple[str, ...] | None, *, publishe
 @_checked
 def lint(script: str | Path, site: Site, name: str = "job.sh") -> tuple[LintFinding, ...]:
     """Return what is wrong with a batch script (text or `Path`) on the site's release of Slurm."""
-    from hpcdl.jobs.limits import cluster_of
+    from hpcdl.jobs.layout import cluster_of
     from hpcdl.jobs.lint import lint
     from hpcdl.jobs.lint.lint_report import read_script, require_script
 

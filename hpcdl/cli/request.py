@@ -16,7 +16,7 @@ from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.environment import looks_secret
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.program import NotHere
-from hpcdl.jobs.sbatch_options import as_ours
+from hpcdl.jobs.script import as_ours
 from hpcdl.jobs.spec import command_of, load_request
 from hpcdl.system.declare import build, configure, entries, merged, typed
 from hpcdl.system.errors import BadInput, HpcdlError

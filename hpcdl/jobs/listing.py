@@ -16,13 +16,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs.intent import locate, of_this_cluster
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
-from hpcdl.jobs.sweep import read_manifest
+from hpcdl.jobs.sweep import of_this_cluster, read_manifest
 from hpcdl.jobs.watch import exit_code, look
 from hpcdl.site import Site
 from hpcdl.slurm import client
-from hpcdl.slurm.once import SETTLED_SECONDS
+from hpcdl.slurm.once import SETTLED_SECONDS, locate
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import duration, table

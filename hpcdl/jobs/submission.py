@@ -20,13 +20,20 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs import environment
-from hpcdl.jobs.intent import embedded_cluster, links, locate, revoke
 from hpcdl.jobs.script import JobScript, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.records import JOB
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
-from hpcdl.slurm.once import SETTLED_SECONDS, Unconfirmed, unconfirmed
+from hpcdl.slurm.once import (
+    SETTLED_SECONDS,
+    Unconfirmed,
+    embedded_cluster,
+    links,
+    locate,
+    revoke,
+    unconfirmed,
+)
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import (
     LockBusy,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import Namespace
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from itertools import product
@@ -24,6 +24,7 @@ from hpcdl.jobs.script import ArrayOf, JobScript, check_request, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.records import at
 from hpcdl.site import Site
+from hpcdl.slurm.once import embedded_cluster
 from hpcdl.system.declare import changed, entries, shape, typed
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
@@ -342,6 +343,12 @@ def _is_row(row: object) -> bool:
     kinds = {"id": str, "job_id": int | None, "task": int | None, "token": str | None}
     known = all(isinstance(at(row, name), kind) for name, kind in kinds.items())
     return known and (at(row, "token") is None or isinstance(at(row, "directory"), str))
+
+
+def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the points of a sweep whose jobs belong to this Slurm."""
+    here = embedded_cluster()
+    return [row for row in rows if (row.get("cluster") or "") == here]
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

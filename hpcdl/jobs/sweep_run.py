@@ -15,15 +15,21 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.jobs import environment, sweep
-from hpcdl.jobs.intent import embedded_cluster, locate, of_this_cluster, revoke
 from hpcdl.jobs.script import JobScript
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.jobs.sweep import Manifest, Request, SweepArray, SweepPoint, point_folder
+from hpcdl.jobs.sweep import (
+    Manifest,
+    Request,
+    SweepArray,
+    SweepPoint,
+    of_this_cluster,
+    point_folder,
+)
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
 from hpcdl.slurm.client import SubmitLimits
-from hpcdl.slurm.once import Unconfirmed
+from hpcdl.slurm.once import Unconfirmed, embedded_cluster, locate, revoke
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system import files
 from hpcdl.system.declare import check

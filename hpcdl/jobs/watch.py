@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
-from hpcdl.results.records import PROGRESS, RESULT, at
+from hpcdl.results.records import PROGRESS, RESULT
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, Stopped
@@ -171,8 +171,6 @@ def _forgotten(submission: Submission) -> Snapshot:
         how = f"it ended with exit code {ended}" if ended else "it ended well"
         state, code = "FAILED" if ended else "COMPLETED", ended
         description = f"Slurm has forgotten it; {how}"
-    elif at(result_of(submission), "outcome", "status") == "completed":
-        state, description, code = "COMPLETED", "Slurm has forgotten it; it wrote its result", 0
     return Snapshot(submission.job_id, state, description, code, "", 0, None)
 
 

@@ -2,8 +2,12 @@
 
 Who submits makes a token and writes it to disk, then calls `submit`, then writes down the job's id.
 Killed in between, or without a readable answer, the token on disk finds the job: in Slurm's queue,
-in accounting, or by the link that the job leaves in its directory when it starts
-(jobs/intent.py). sbatch dies with the process that called it.
+in accounting, or by the link that the job leaves in its directory when it starts. sbatch dies with
+the process that called it.
+
+That link is DIRECTORY/.job-TOKEN, to the job's own id. A link is made once, whole, by whoever comes
+first: a second job of the same token ends there, and so does each job of a token that was revoked,
+whose link leads to 0. So a submission runs once or never, however late it is.
 """
 
 from __future__ import annotations
@@ -13,11 +17,12 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 
-from hpcdl.slurm import parse
+from hpcdl.slurm import client, parse
 from hpcdl.slurm.client import SlurmAway, ask, parsed, refuse
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors
@@ -35,13 +40,15 @@ _LATE_SECONDS = 10.0
 _KILLED = 128
 # How sbatch ends for an option whose value it cannot read, such as --mail-type=x: nothing is sent.
 _BAD_OPTION = 255
+_REVOKED = "0"
+_MOMENT_SECONDS = 5.0
 SETTLED_SECONDS = 600.0
 """Seconds after which a submission that Slurm has no record of will never be queued.
 
 sbatch tries for 120 s in all (MAX_RETRIES, sbatch.c), and its parent's death ends it. What it sent
 may wait in slurmctld's queue, or for a backup controller (SlurmctldTimeout, 120 s), but is refused
 once its munge credential is 300 s old (munged(8), --ttl): 540 s, and a minute for clocks. Who
-decides so also revokes the token (jobs/intent.py), so that nothing depends on the figure.
+decides so also revokes the token, so that nothing depends on the figure.
 """
 
 
@@ -166,3 +173,70 @@ def _told(rows: Iterable[Sequence[str]], tokens: Collection[str]) -> dict[str, t
         if named and named.group(1) in tokens:
             found.setdefault(named.group(1), set()).add(int(number))
     return {token: tuple(sorted(ids)) for token, ids in found.items()}
+
+
+# ---- recovered, or revoked ----
+
+
+def _started(folder: Path, token: str) -> int | None:
+    """The job that took a token; None where none did."""
+    with suppress(OSError, ValueError):
+        return int(os.readlink(folder / f".job-{token}")) or None  # noqa: PTH115 - no path
+    return None
+
+
+def revoke(folder: Path, token: str) -> int | None:
+    """Let no job of this token run; the id of one that has begun already."""
+    with explain_os_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            (folder / f".job-{token}").symlink_to(_REVOKED)
+    return _started(folder, token)
+
+
+def locate(submissions: Mapping[str, Sequence[Path]], since: float | None = None) -> dict[str, int]:
+    """The jobs of tokens, each with the directories that its job or its tasks would run in.
+
+    Of several jobs of one token, all but the one that counts are cancelled. With `since` (epoch),
+    when sbatch was called last, what a killed one sent is given a moment to arrive.
+
+    Raises:
+        SlurmAway: Slurm does not answer, so it is unknown.
+    """
+    found = _located(submissions)
+    if since is not None and len(found) < len(submissions):
+        time.sleep(min(_MOMENT_SECONDS, max(0.0, since + _MOMENT_SECONDS - time.time())))
+        found = _located(submissions)
+    return found
+
+
+def _located(submissions: Mapping[str, Sequence[Path]]) -> dict[str, int]:
+    job_ids: dict[str, int] = {}
+    queued = by_token(submissions)
+    queued |= accounted(submissions.keys() - queued)
+    for token, folders in submissions.items():
+        ids = queued.get(token, ())
+        began = next((job for folder in folders if (job := _started(folder, token))), None)
+        if began or ids:
+            job_ids[token] = began or ids[0]
+            client.cancel([job for job in ids if job != job_ids[token]])
+    return job_ids
+
+
+def links(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """This user's links of a directory, and where they lead."""
+    with suppress(OSError):
+        for entry in sorted(folder.iterdir()):
+            with suppress(OSError):
+                if entry.is_symlink() and entry.lstat().st_uid == os.geteuid():
+                    yield entry, folder / os.readlink(entry)  # noqa: PTH115 - no path
+
+
+def embedded_cluster() -> str:
+    """The embedded cluster whose Slurm is asked, as 8 digits: its job ids are its own; else ''."""
+    cluster = Path(os.environ.get("SLURM_CONF") or "/").parent.parent
+    try:
+        mark = (cluster / ".hpcdl-cluster").read_bytes()  # with the random part of its name
+    except OSError:
+        return ""
+    return sha256(bytes(cluster) + mark).hexdigest()[:8]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.site import load_site
 from hpcdl.slurm.rules import SlurmRelease, Span, rule

@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.jobs import JobSpec
-from hpcdl.jobs.layout import plan_on
-from hpcdl.jobs.limits import limits_of
+from hpcdl.jobs.layout import limits_of, plan_on
 from hpcdl.slurm.fits import NodeKind, PartitionLimits, ResourceRequest, misfits
 from hpcdl.system.errors import BadInput
 from tests.unit.conftest import shipped

@@ -12,8 +12,7 @@ import pytest
 from hpcdl import facts
 from hpcdl.cli.site import as_data, as_text
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.jobs.layout import plan_on
-from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.layout import cluster_of, plan_on
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.preflight import ExpectedAllocation, GpuLink, Probe, judge_links, notes
 from hpcdl.jobs.sweep import plan

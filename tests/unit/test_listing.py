@@ -118,7 +118,7 @@ def test_an_array_of_another_cluster_is_neither_listed_nor_cancelled(site, tmp_p
     active = said.job(id=7, array_job=7, array_tasks="0-3", state="RUNNING")
     monkeypatch.setattr(client, "queue", lambda **_: (active,))
     assert [one.job_id for one in own_jobs(site, 5)] == [7]
-    monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
+    monkeypatch.setattr("hpcdl.cli.job.the_site", lambda _: site)
     embedded(tmp_path, monkeypatch)
     assert own_jobs(site, 5) == ()
     assert main(["job", "cancel", "7"]) == 2
@@ -139,7 +139,7 @@ def test_a_job_of_another_cluster_is_not_asked_about(site, tmp_path, monkeypatch
     """Here another job has that number."""
     other = submit(site, JobSpec("p100"), Module(()))
     monkeypatch.setattr(client, "job", lambda id_: said.job(id=id_, state="RUNNING"))
-    monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
+    monkeypatch.setattr("hpcdl.cli.job.the_site", lambda _: site)
     embedded(tmp_path, monkeypatch)
     assert main(["job", *command.split(), str(other.folder)]) == 2
     assert "belongs to another cluster" in capsys.readouterr().err
@@ -163,7 +163,7 @@ def test_a_submission_on_its_way_to_another_cluster_stays_its(site, tmp_path, mo
 @pytest.mark.parametrize("which", ["7", "7_1"])
 def test_an_array_is_no_job_of_its_own_and_says_what_it_is(site, monkeypatch, hpcdl, which):
     folder = swept(site, "rates")
-    monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
+    monkeypatch.setattr("hpcdl.cli.job.the_site", lambda _: site)
     for command in ("watch", "log", "report"):
         said = hpcdl("job", command, which, code=2).err
         assert f"job {which} is of the array of a sweep or study in {folder}" in said
@@ -175,7 +175,7 @@ def test_an_array_is_cancelled_by_its_number(site, monkeypatch, capsys):
     cancelled = []
     monkeypatch.setattr(client, "cancel", cancelled.extend)
     monkeypatch.setattr(client, "queue", lambda **_: [])
-    monkeypatch.setattr("hpcdl.cli.queued.the_site", lambda _: site)
+    monkeypatch.setattr("hpcdl.cli.job.the_site", lambda _: site)
     assert main(["job", "cancel", "7", "8"]) == 2
     assert (
         "there is no job 8 submitted by hpcdl\n  nothing was cancelled" in capsys.readouterr().err

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.site import load_site
 from hpcdl.site.gpu_models import model_of_type

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hpcdl.cli.framework import build_parser
 from hpcdl.jobs import quote
-from hpcdl.jobs.sbatch_options import answers, as_ours, directives
+from hpcdl.jobs.script import answers, as_ours, directives
 from hpcdl.jobs.spec import JobSpec, check_spec, command_of, minutes_of
 from hpcdl.slurm.options import known_options
 from hpcdl.system.errors import BadInput

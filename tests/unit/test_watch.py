@@ -1,6 +1,5 @@
 """What is said of a job while it runs and after it ended: also of a chain or a forgotten one."""
 
-import json
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -77,12 +76,6 @@ def test_a_cancelled_job_has_who_did_it_or_who_knows(tmp_path, monkeypatch):
         "it was cancelled; by whom, only accounting (slurmdbd) and slurmctld's log say",
         "it was cancelled by root",
     ]
-
-
-def test_a_forgotten_job_without_an_exit_code_is_reported_by_its_result(tmp_path, known):
-    known({})
-    (tmp_path / "result.json").write_text(json.dumps({"outcome": {"status": "completed"}}))
-    assert watch.look(Submission(7, tmp_path)).ok
 
 
 def test_a_controller_that_restarts_does_not_end_the_watching(tmp_path, monkeypatch):

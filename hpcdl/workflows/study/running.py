@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpcdl.jobs import sweep_run
-from hpcdl.jobs.intent import embedded_cluster
-from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.script import JobScript
 from hpcdl.jobs.spec import JobSpec
@@ -25,6 +24,7 @@ from hpcdl.jobs.sweep_run import ACTIVE, MISSING, QUEUED, Modules, RunStatus
 from hpcdl.jobs.watch import follow
 from hpcdl.site import Site
 from hpcdl.slurm import client
+from hpcdl.slurm.once import embedded_cluster
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import locked, write_atomic
 from hpcdl.system.resources import scratch_directory

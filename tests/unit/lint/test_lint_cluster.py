@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.site import load_site
 from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits

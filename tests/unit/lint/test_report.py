@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.lint_report import run_lint
 from hpcdl.slurm.rules import rule

@@ -13,7 +13,7 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
-from hpcdl.jobs.limits import cluster_of
+from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import all_checks, check_signals, check_steps, lint, shell
 from hpcdl.slurm.rules import SlurmRelease, all_rules, known_releases, rule
 from tests.unit.conftest import shipped
