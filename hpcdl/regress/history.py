@@ -257,7 +257,7 @@ def series_of(result: Result) -> Series:
     return Series(*where, result.environment, result.unit, result.site)
 
 
-def night_of(result: Result) -> Night:
+def night_of(result: Result | FigurePoint) -> Night:
     """A result with a value, as drift detection takes it."""
     node = single_node(result.nodes)
     return Night(_day(result.time[:10]), result.value or 0.0, result.release, result.driver, node)

@@ -1,6 +1,6 @@
 "use strict";
-/* Figures by uPlot (templates/report/uplot) from plain values: series over time, and lines over a
-   number. figures.draw(host, kind, values, view) gives a model that page.js moves by key and
+/* Figures by uPlot (templates/report/uplot) from plain values: series over time.
+   figures.draw(host, values, view) gives a model that page.js moves by key and
    pointer: {count, position, show, hide, key, table}. Colours come from the style sheet. */
 const figures = (() => {
   const DAY = 86400;
@@ -153,29 +153,5 @@ const figures = (() => {
     return { head: ["Night", data.unit || "Value", ...(data.low.length ? ["Runs"] : []), "Reference", "Release", "Node", "Notes"], rows };
   }
 
-  /* The rate by the number of ranks, beside the ideal */
-  function lines(host, data) {
-    const of = (key) => data.points.map((point) => point[key]);
-    const columns = [of("x"), of("y"), of("ideal"), of("low"), of("high")];
-    const log = data.points[0].x > 0 && data.points[data.points.length - 1].x / data.points[0].x > 8;
-    const scale = log ? { distr: 3, log: 2 } : {};
-    const hidden = { stroke: "transparent", points: { show: false } };
-    const options = {
-      height: 280, scales: { x: { time: false, ...scale }, y: scale },
-      axes: [{ label: data.x, labelSize: 18, values: (_, all) => all.map((value) => (value === null ? "" : number(value))) }],
-      bands: [{ series: [4, 3], fill: colour("band") }],
-      series: [{}, { stroke: colour("c0"), width: 2, points: { show: true, size: 7, fill: colour("c0") } }, { stroke: colour("bound"), dash: [4, 4], points: { show: false } }, hidden, hidden],
-    };
-    const say = (i) => {
-      const point = data.points[i];
-      const share = point.label && `, ${point.label} of the ideal`;
-      return { head: `${number(point.x)} ${data.x}: ${number(point.y)} ${data.unit || ""}`, rest: `${share}, usually ${number(point.usual)} (${number(point.low)} to ${number(point.high)})` };
-    };
-    const rows = data.points.map((point) => [point.x, point.y, point.ideal, point.low, point.high].map(number).concat(point.label || "–"));
-    const head = [data.x, `tonight (${data.unit})`, "ideal", "lowest", "highest", "share of the ideal"];
-    return plot(host, options, columns, () => {}, say, () => ({ head, rows }));
-  }
-
-  const kinds = { time, lines };
-  return { draw: (host, kind, values, view = {}) => kinds[kind](host, values, view) };
+  return { draw: time };
 })();

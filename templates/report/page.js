@@ -29,8 +29,8 @@
     const plot = one(".plot", figure);
     const known = drawn.get(figure);
     const data = known ? known.data : values(figure.id);
-    const model = figures.draw(plot, figure.dataset.figure, data, view);
-    drawn.set(figure, { data, model, width: plot.clientWidth });
+    const model = figures.draw(plot, data, view);
+    drawn.set(figure, { data, model, stale: false });
     if (!known) listen(figure, plot);
     plot.setAttribute("aria-valuemax", String(model.count - 1));
     say(figure, model.show());
@@ -93,23 +93,15 @@
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       entry.target.toggleAttribute("data-seen", entry.isIntersecting);
-      if (entry.isIntersecting && !drawn.has(entry.target)) draw(entry.target);
+      if (entry.isIntersecting && (drawn.get(entry.target)?.stale ?? true)) draw(entry.target);
     }
   }, { rootMargin: "300px" });
-  const charts = all("figure[data-figure=time], figure[data-figure=lines]");
+  const charts = all("figure[data-figure=time]");
   for (const figure of charts) seen.observe(figure);
   function redraw() {
     for (const [figure] of drawn) {
       if (figure.hasAttribute("data-seen")) draw(figure);
-      else {
-        drawn.get(figure).stale = true;
-        const once = new IntersectionObserver(([entry]) => {
-          if (!entry.isIntersecting) return;
-          once.disconnect();
-          draw(figure);
-        }, { rootMargin: "300px" });
-        once.observe(figure);
-      }
+      else drawn.get(figure).stale = true;
     }
   }
   addEventListener("beforeprint", () => {

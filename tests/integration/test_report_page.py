@@ -79,8 +79,7 @@ def drawn(page, figure):
 
 def open_all(page):
     page.do("document.querySelector('.open').click()")
-    for figure in ("figure.lines", "figure.time"):
-        drawn(page, figure)
+    drawn(page, "figure.time")
 
 
 def test_it_asks_the_network_for_nothing_and_reports_no_error(page, file):
@@ -89,8 +88,10 @@ def test_it_asks_the_network_for_nothing_and_reports_no_error(page, file):
 
 
 def test_only_figures_near_the_view_are_drawn(page):
-    assert page.do("document.querySelectorAll('figure.lines canvas').length") == 0
-    drawn(page, "figure.lines")
+    last = "[...document.querySelectorAll('figure.time')].pop()"
+    assert page.do(f"{last}.querySelector('canvas')") is None
+    page.do(f"{last}.scrollIntoView({{behavior: 'instant'}})")
+    until(page, f"{last}.querySelector('canvas') !== null")
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
@@ -99,8 +100,7 @@ def test_nothing_is_wider_than_the_screen(page, width):
     page.size(width, phone=width < 500)
     page.do("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
     page.do("document.querySelectorAll('.open').forEach((one) => one.click())")
-    for figure in ("figure.time", "figure.lines"):
-        drawn(page, figure)
+    drawn(page, "figure.time")
     page.settle()
     assert page.do("document.documentElement.scrollWidth") <= width
 
@@ -190,12 +190,11 @@ def test_the_filter_finds_words_releases_and_nodes(page, words):
     assert 0 < shown <= every
 
 
-@pytest.mark.parametrize("kind", ["time", "lines"])
-def test_each_figure_has_its_values_as_a_table(page, kind):
-    drawn(page, f"figure.{kind}")
-    page.do(f"document.querySelector('figure.{kind} details').open = true")
-    until(page, f"document.querySelectorAll('figure.{kind} details tbody tr').length > 1")
-    assert page.do(f"document.querySelectorAll('figure.{kind} details thead th').length") > 2
+def test_each_figure_has_its_values_as_a_table(page):
+    drawn(page, "figure.time")
+    page.do("document.querySelector('figure.time details').open = true")
+    until(page, "document.querySelectorAll('figure.time details tbody tr').length > 1")
+    assert page.do("document.querySelectorAll('figure.time details thead th').length") > 2
 
 
 def test_the_range_of_nights_can_be_chosen(page):

@@ -1,4 +1,4 @@
-"""What a page draws, as plain values: series over time, and series beside each other. Pure.
+"""What a page shows of a history, as plain values: series over time, and tables. Pure.
 
 A night is one date with the value that drift sees; `low` and `high` are its runs' extremes where
 there are several. Levels are the stretches between change points, each with its robust spread,
@@ -15,19 +15,20 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
 
-from hpcdl.regress.answer import SLOW_NODE, WARNING, Finding, describe
+from hpcdl.regress.answer import WARNING, Finding, describe
 from hpcdl.regress.changes import Kind
 from hpcdl.regress.drift import Analysis, Change, analyse
 from hpcdl.regress.estimate import nightly
-from hpcdl.regress.history import FigurePoint, single_node
-from hpcdl.regress.identity import LOWER, Night, Series, better_of
+from hpcdl.regress.history import FigurePoint, night_of, single_node
+from hpcdl.regress.identity import LOWER, Series, better_of
+from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 
 _NAMED = 8
@@ -43,17 +44,19 @@ _METRIC_WORDS = {
     "images_per_second": "images per second",
     "best_images_per_second": "images per second, best window",
 }
+_NONE = Series("", "", "", "")
+Cell = tuple[str, str]
+"""A cell of a table: its tone and its text."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page: `values` are what figures.js draws for its `kind`.
+    """A figure of a page: a table of `head` and `rows`, or `values` that figures.js draws.
 
-    Kinds are `time` (a series over time), `lines` (over a number) and `nodes`, a table. `words` are
-    what the page's filter finds it by, beside its title.
+    `words` are what the page's filter finds it by, beside its title; `series` is whose it is.
     """
 
-    kind: str
+    id: str
     title: str
     subtitle: str
     partition: str
@@ -61,115 +64,93 @@ class Figure:
     notes: tuple[str, ...] = ()
     tone: str = ""
     words: str = ""
-
-
-@dataclass(frozen=True)
-class SeriesView:
-    """A series as the page shows it: its figure's values, and what the gate finds in it."""
-
-    series: Series
-    values: Mapping[str, Any]
-    findings: tuple[Finding, ...] = ()
+    series: Series = _NONE
 
     @property
-    def alarm(self) -> bool:
-        """Return whether something of its history closes the gate."""
-        return any(not one.of_last_night and one.kind != WARNING for one in self.findings)
-
-    @property
-    def slow_nodes(self) -> tuple[str, ...]:
-        """The nodes that are slower than the others."""
-        return tuple(one.node for one in self.findings if one.kind == SLOW_NODE)
-
-    @property
-    def figure(self) -> Figure:
-        """The series over time, with what a reader must know of it in the gate's words."""
-        series = self.series
-        subtitle = f"{series.check} \N{MIDDLE DOT} {describe_metric(series.metric)}"
-        notes = tuple(f"{f.kind}: {f.description}" for f in self.findings if not f.of_last_night)
-        return Figure(
-            "time",
-            series.case or series.check,
-            subtitle,
-            series.place,
-            self.values,
-            notes,
-            "bad" if self.alarm else "",
-            " ".join(self._words()),
-        )
-
-    def _words(self) -> Iterator[str]:
-        """Releases, drivers and nodes of a series, and what the gate finds in it."""
-        for column in ("release", "driver"):
-            yield from (str(value) for _, value in self.values[column])
-        yield from {*self.values["node"]}
-        yield from (f"{one.kind} {one.description}" for one in self.findings)
-
-    @property
-    def spark(self) -> str:
-        """The last nights as the path of a line of 60 by 16."""
-        values = [value for value in self.values["value"][-_SPARKS:] if value is not None]
-        low, high = min(values, default=0.0), max(values, default=0.0)
-        step = 60 / max(1, len(values) - 1)
-        points = (
-            f"{index * step:.1f} {15 - 14 * (value - low) / (high - low or 1):.1f}"
-            for index, value in enumerate(values)
-        )
-        return "M" + "L".join(points) if len(values) > 1 else ""
-
-
-def describe_metric(name: str) -> str:
-    """A metric's name for people."""
-    return _METRIC_WORDS.get(name, name.replace("_", " "))
+    def kind(self) -> str:
+        """`time`, or `table`."""
+        return "table" if "head" in self.values else "time"
 
 
 def view(
     series: Series,
     points: Sequence[FigurePoint],
     lost: Iterable[str] = (),
-    least: float = 0.0,
     watched: int = 1,
-    findings: tuple[Finding, ...] = (),
+    findings: Sequence[Finding] = (),
     since: str = "",
-) -> SeriesView:
-    """A series of a history as the page shows it.
+    name: str = "",
+) -> Figure:
+    """A series of a history over time, with what a reader must know of it in the gate's words.
 
-    `lost` are times of runs of the same case that gave no number; `least` is how far below the
-    others a node must lie to be slow, as a fraction. `watched` series share the budget of nights
-    that are closed by chance; `since` is the first night that changes are looked for in, as by the
-    gate.
+    `lost` are times of runs of the same case that gave no number. `watched` series share the
+    budget of nights that are closed by chance; `since` is the first night that changes are looked
+    for in, as by the gate.
     """
     measured = [point for point in points if _finite(point.value)]
     better = better_of_points(series.unit, measured)
-    looked_at = [
-        Night(
-            date.fromisoformat(point.time[:10]),
-            point.value or 0.0,
-            point.release,
-            point.driver,
-            single_node(point.nodes),
-        )
-        for point in measured
-        if point.time >= since
-    ]
-    analysis = analyse(looked_at, least, watched, lower=better == LOWER)
+    looked_at = [night_of(point) for point in measured if point.time >= since]
+    analysis = analyse(looked_at, watched=watched, lower=better == LOWER)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
     without = {point.time[:10] for point in points if not _finite(point.value)}
     without |= {time[:10] for time in lost}
+    each = [[point.value or 0.0 for point in rows] for _, rows in nights]  # as they were measured
+    several = each if any(len(runs) > 1 for runs in each) else []
+    nodes = [_nodes(rows) for _, rows in nights]
+    usual, start = nightly(each).values, days[:1]
     values = {
         "unit": series.unit,
-        **_columns(nights),
-        "lost": _offsets(sorted(without - set(days)), days),
-        "bound": _steps(
-            nights, lambda point: [*map(rounded, (point.reference, point.low, point.high))]
-        ),
-        "release": _steps(nights, lambda point: point.release),
-        "driver": _steps(nights, lambda point: point.driver),
-        "levels": _levels(nights, analysis, sum(day < since for day in days)),
+        "start": "".join(start),
+        "day": _offsets(days, start),
+        "value": [*map(rounded, usual)],
+        "low": [rounded(min(runs)) for runs in several],
+        "high": [rounded(max(runs)) for runs in several],
+        "runs": [len(runs) for runs in several],
+        "bad": [
+            index
+            for index, (_, rows) in enumerate(nights)
+            if any(point.status in {Status.FAIL, Status.ERROR} for point in rows)
+        ],
+        "node": nodes,
+        "lost": _offsets(sorted(without - {*days}), start),
+        "bound": _steps(nights, lambda at: [*map(rounded, (at.reference, at.low, at.high))]),
+        "release": _steps(nights, lambda at: at.release),
+        "driver": _steps(nights, lambda at: at.driver),
+        "levels": _levels(usual, analysis, sum(day < since for day in days)),
         "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
-    return SeriesView(series, values, findings)
+    closes = any(not one.of_last_night and one.kind != WARNING for one in findings)
+    words = {f"{one.kind} {one.description}" for one in findings}
+    words |= {text for at in measured for text in (at.release, at.driver)} | {*nodes}
+    return Figure(
+        name,
+        series.case or series.check,
+        f"{series.check} \N{MIDDLE DOT} {describe_metric(series.metric)}",
+        series.place,
+        values,
+        tuple(f"{one.kind}: {one.description}" for one in findings if not one.of_last_night),
+        "bad" if closes else "",
+        " ".join(sorted(words)),
+        series,
+    )
+
+
+def spark(figure: Figure) -> str:
+    """The last nights of a series as the path of a line of 60 by 16."""
+    values = [value for value in figure.values["value"][-_SPARKS:] if value is not None]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    step = 60 / max(1, len(values) - 1)
+    points = (
+        f"{index * step:.1f} {15 - 14 * (value - low) / (high - low or 1):.1f}"
+        for index, value in enumerate(values)
+    )
+    return "M" + "L".join(points) if len(values) > 1 else ""
+
+
+def describe_metric(name: str) -> str:
+    """A metric's name for people."""
+    return _METRIC_WORDS.get(name, name.replace("_", " "))
 
 
 def better_of_points(unit: str, points: Sequence[FigurePoint]) -> str:
@@ -184,11 +165,6 @@ def signed(fraction: float) -> str:
     return f"{sign}{abs(fraction):.1%}".replace("%", "\N{NO-BREAK SPACE}%")
 
 
-def percent(fraction: float) -> str:
-    """A share as a percentage."""
-    return f"{fraction:.0%}".replace("%", "\N{NO-BREAK SPACE}%")
-
-
 def rounded(value: float | None) -> float | None:
     """A value with the digits that a figure can show; keeps the page small."""
     return float(f"{value:.6g}") if value is not None and _finite(value) else None
@@ -198,35 +174,18 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _columns(nights: Sequence[tuple[str, list[FigurePoint]]]) -> dict[str, Any]:
-    """The nights column by column; `low` and `high` only where a night has several runs."""
-    each = [[point.value or 0.0 for point in rows] for _, rows in nights]  # as they were measured
-    several = each if any(len(values) > 1 for values in each) else []
-    start = nights[0][0] if nights else ""
-    nodes = [sorted({point.nodes for point in rows} - {""}) for _, rows in nights]
-    return {
-        "start": start,
-        "day": _offsets([day for day, _ in nights], [start]),
-        "value": [rounded(value) for value in nightly(each).values],
-        "low": [rounded(min(values)) for values in several],
-        "high": [rounded(max(values)) for values in several],
-        "runs": [len(values) for values in several],
-        "bad": [
-            index
-            for index, (_, rows) in enumerate(nights)
-            if any(point.status in {Status.FAIL, Status.ERROR} for point in rows)
-        ],
-        "node": [
-            "+".join(one)[:80] if len(one) <= _NAMED else f"{len(one):,} nodes" for one in nodes
-        ],
-    }
+def _nodes(rows: Sequence[FigurePoint]) -> str:
+    names = sorted({point.nodes for point in rows} - {""})
+    return "+".join(names)[:80] if len(names) <= _NAMED else f"{len(names):,} nodes"
 
 
-def _offsets(days: Sequence[str], base: Sequence[str]) -> list[int]:
-    if not base or not base[0]:
-        return []
-    first = date.fromisoformat(base[0]).toordinal()
-    return [date.fromisoformat(day).toordinal() - first for day in days]
+def _offsets(days: Sequence[str], start: Sequence[str]) -> list[int]:
+    """Days after the first night; none where there is no night."""
+    return [
+        (date.fromisoformat(day) - date.fromisoformat(first)).days
+        for first in start
+        for day in days
+    ]
 
 
 def _steps(
@@ -242,13 +201,12 @@ def _steps(
 
 
 def _levels(
-    nights: Sequence[tuple[str, list[FigurePoint]]], analysis: Analysis, skipped: int = 0
+    values: Sequence[float], analysis: Analysis, skipped: int
 ) -> list[list[float | int | None]]:
     """Stretches between lasting changes: first and last night, level, robust deviation.
 
     Changes count their nights from the first that was looked at, behind `skipped` older ones.
     """
-    values = nightly([[point.value or 0.0 for point in rows] for _, rows in nights]).values
     cuts = sorted({skipped + edge for change in analysis.changes for edge in change.edges})
     edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
     levels: list[list[float | int | None]] = []
@@ -267,7 +225,6 @@ def _change(change: Change, days: Sequence[str], judged: bool) -> dict[str, Any]
         "night": days.index(change.began.isoformat()),
         "label": signed(change.change),
         "text": describe(change),
-        "suspects": list(change.suspects),
     }
 
 
@@ -280,52 +237,48 @@ def layout_of(case: str) -> tuple[str, int] | None:
     return family, int(found[1]) * int(found[2])
 
 
-def scaling(views: Iterable[SeriesView]) -> list[Figure]:
-    """The families that were measured with at least two numbers of ranks."""
-    families: dict[tuple[str, str, str, str], dict[int, SeriesView]] = defaultdict(dict)
+def scaling(views: Iterable[Figure]) -> list[Figure]:
+    """The families that were measured with at least two numbers of ranks, as tables."""
+    families: dict[tuple[str, str, str, str], dict[int, list[float]]] = defaultdict(dict)
+    units = {}
     for view in views:
         one, placed = view.series, layout_of(view.series.case)
-        if placed and _RATE.search(one.metric + one.unit):
-            families[one.place, one.check, placed[0], one.metric][placed[1]] = view
-    for key, members in families.items():
-        if key[1].startswith("scaling"):
-            # Their first point, one rank of the same night, is a check of its own.
-            members |= {**families.get((key[0], "alone", *key[2:]), {}), **members}
-    return [_family(key, families[key]) for key in sorted(families) if len(families[key]) > 1]
-
-
-def _family(key: tuple[str, str, str, str], members: Mapping[int, SeriesView]) -> Figure:
-    ranks = sorted(members)
-    recent = {n: members[n].values["value"][-_RECENT:] for n in ranks}
-    rate_of_one = recent[ranks[0]][-1] / ranks[0]
-    shares = {n: percent(recent[n][-1] / (rate_of_one * n) if rate_of_one else 0.0) for n in ranks}
-    points = [
-        {
-            "x": n,
-            "y": values[-1],
-            "ideal": rate_of_one * n,
-            "low": min(values),
-            "high": max(values),
-            "usual": rounded(median(values)),
-            "label": "" if n == ranks[0] else shares[n],
+        if placed and placed[1] and _RATE.search(one.metric + one.unit):
+            key = (one.place, one.check, placed[0], one.metric)
+            families[key][placed[1]] = view.values["value"][-_RECENT:]
+            units[key] = one.unit
+    found = list[Figure]()
+    for key in sorted(families):
+        place, check, family, metric = key
+        # The first point of a scaling check, one rank of the same night, is a check of its own.
+        alone = families.get((place, "alone", family, metric), {}) if check[:7] == "scaling" else {}
+        rates = dict(sorted({**alone, **families[key]}.items()))
+        if len(rates) < 2:
+            continue
+        first = next(iter(rates))
+        head = ["Ranks", f"Tonight ({units[key]})", "Ideal", "Share", f"Last {_RECENT} nights"]
+        rows = {
+            str(ranks): _share(each, rates[first][-1] / first * ranks)
+            for ranks, each in rates.items()
         }
-        for n, values in recent.items()
-    ]
-    values = {"x": "ranks", "unit": members[ranks[0]].series.unit, "points": points}
-    place, check, family, metric = key
-    note = f"{shares[ranks[-1]]} of the ideal at the largest layout"
-    return Figure(
-        "lines",
-        family or check,
-        f"{check} \N{MIDDLE DOT} {describe_metric(metric)}",
-        place,
-        values,
-        (note,),
-    )
+        title, subtitle = family or check, f"{check} \N{MIDDLE DOT} {describe_metric(metric)}"
+        values = {"head": head, "rows": rows}
+        found.append(Figure(f"x{len(found)}", title, subtitle, place, values))
+    return found
+
+
+def _share(recent: Sequence[float], ideal: float) -> list[Cell]:
+    """The cells of one number of ranks: rate, ideal, their ratio, and what is usual."""
+    share = f"{recent[-1] / ideal if ideal else 0.0:.0%}".replace("%", "\N{NO-BREAK SPACE}%")
+    usual = f"{number(min(recent))} to {number(max(recent))}"
+    return [("", text) for text in (number(recent[-1]), number(ideal), share, usual)]
 
 
 def nodes_of(
-    partition: str, series: Iterable[Sequence[FigurePoint]], slow: Iterable[str] = ()
+    partition: str,
+    series: Iterable[Sequence[FigurePoint]],
+    slow: Iterable[str] = (),
+    name: str = "",
 ) -> Figure | None:
     """The table of a partition's nodes, None where fewer than two were ever compared.
 
@@ -342,36 +295,32 @@ def nodes_of(
     names = sorted({node for node, night in cells if night in nights}, key=_natural)
     if len(names) < 2:
         return None
-    marked = sorted(set(slow), key=_natural)
+    marked = sorted({*slow}, key=_natural)
     grid = {
-        name: [
-            round(median(found), 4) if (found := cells.get((name, night))) else None
-            for night in nights
-        ]
-        for name in sorted(names, key=lambda name: name not in marked)
+        node: [median(found) if (found := cells.get((node, night))) else None for night in nights]
+        for node in sorted(names, key=lambda node: node not in marked)
     }
-    latest = {
-        name: next(value for value in reversed(row) if value is not None)
-        for name, row in grid.items()
-    }
-    far = sorted(grid, key=lambda name: (name in marked, abs(latest[name])), reverse=True)
-    shown = [name for name in grid if name in far[:MOST]]
-    drawn = {"columns": nights, "rows": {name: [*map(_cell, grid[name])] for name in shown}}
+
+    def distance(node: str) -> tuple[bool, float]:
+        latest = next(value for value in reversed(grid[node]) if value is not None)
+        return node in marked, abs(latest)
+
+    far = {*sorted(grid, key=distance, reverse=True)[:MOST]}
+    rows = {node: [*map(_cell, values)] for node, values in grid.items() if node in far}
     of_more = f" of {len(grid):,}, farthest from the median" if len(grid) > MOST else ""
     return Figure(
-        "nodes",
+        name,
         partition,
-        f"{len(shown)} nodes{of_more}, last {len(nights)} nights",
+        f"{len(rows)} nodes{of_more}, last {len(nights)} nights",
         partition,
-        drawn,
-        tuple(f"{name} is slower than the others" for name in marked),
+        {"head": ["Node", *(night[5:] for night in nights)], "rows": rows},
+        tuple(f"{node} is slower than the others" for node in marked),
         "bad" if marked else "",
-        " ".join(shown),
+        " ".join(rows),
     )
 
 
-def _cell(value: float | None) -> tuple[str, str]:
-    """A cell's tone and its text."""
+def _cell(value: float | None) -> Cell:
     if value is None:
         return "", ""
     tone = "bad" if value <= _SLOW else "uncertain" if value <= _SLOWER else ""

@@ -11,24 +11,21 @@ import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from hpcdl.regress.answer import Finding, GateAnswer, Rulings
+from hpcdl.regress.answer import SLOW_NODE, Finding, GateAnswer, Rulings
 from hpcdl.regress.causes import causes_of
 from hpcdl.regress.formats import Run
 from hpcdl.regress.gate import first_night
 from hpcdl.regress.history import FigurePoint, History, single_node
 from hpcdl.regress.identity import LOWER, Series, place_of
 from hpcdl.regress.report import figures
-from hpcdl.regress.report.figures import Figure, SeriesView, describe_metric, signed
+from hpcdl.regress.report.figures import Figure, describe_metric, signed
 from hpcdl.regress.report.files import Attached
 from hpcdl.regress.run_directory import began
 from hpcdl.regress.verdict import bounds_text, number
-from hpcdl.results.faults import Status
-from hpcdl.slurm.execution import recorded
 from hpcdl.system.inert import inert_text, inert_values
 from hpcdl.system.resources import folder, templates
 from hpcdl.system.text import duration
@@ -37,24 +34,8 @@ _SCRIPTS = ("uplot/uPlot.iife.min.js", "figures.js", "page.js")
 _STYLES = ("uplot/uPlot.min.css", "style.css")
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS")
 
-
-@dataclass(frozen=True)
-class Row:
-    """A verdict as the table shows it. `tone` is good, uncertain or bad."""
-
-    name: str
-    check: str
-    case: str
-    partition: str
-    status: str
-    tone: str
-    waived: bool
-    reason: str
-    metrics: Sequence[Mapping[str, Any]]
-    """Those that are judged first: the first is the one that the table shows."""
-    facts: tuple[tuple[str, str], ...]
-    node: str = ""
-    """Where it ran, where the same case ran on several nodes."""
+Row = Mapping[str, Any]
+"""A verdict as the table shows it: with its place as `partition`, a tone and facts of its job."""
 
 
 def night_page(
@@ -75,118 +56,86 @@ def night_page(
     """
     now = now or datetime.now(timezone.utc)
     since = (now - timedelta(days=nights)).isoformat()[:10]
-    by_series = {
-        series: points for series in history.series() if (points := history.points(series, since))
+    points = {
+        series: found for series in history.series() if (found := history.points(series, since))
     }
-    each = _views(
-        history,
-        by_series,
-        answer,
-        recorded(run.get("machine")).margin,
-        lambda series, last: first_night(series, last, rulings, now.date()),
-    )
-    shown = sorted(each, key=lambda view: (not view.alarm, view.series))
+
+    def first(series: Series) -> str:
+        return first_night(series, points[series][-1].time, rulings, now.date())
+
+    watched = sum(bool(series.metric) for series in history.series())
+    each = _views(points, answer, watched, first)
+    shown = sorted(each, key=lambda view: (view.tone != "bad", view.series))
     rows = rows_of(run["verdicts"])
-    places = {row.partition for _, row in rows} | {view.series.place for view in shown}
+    name = str(run.get("run", "")).rpartition("/")[2]
     return _render(
-        f"{site}: {answer.headline}",
-        _sections(by_series, shown),
-        _blocks(files),
+        _sections(points, shown, answer),
+        {
+            f"file-{index}-{kind}": {"text": content.text}
+            for index, attached in enumerate(files)
+            for kind, content in attached.items()
+        },
+        title=f"{site}: {answer.headline}",
         site=site,
-        run=str(run.get("run", "")).rpartition("/")[2],
-        when=when(str(run.get("run", ""))),
+        run=name,
+        when=when(name),
         seconds=float(run.get("seconds") or 0.0),
-        headline=answer.headline,
-        open=answer.open,
-        accepted=answer.accepted,
+        answer=answer,
         rows=rows,
-        counts=Counter(row.status for _, row in rows),
+        counts=Counter(row["status"] for row in rows),
         attention=[*_attention(answer, rows, shown)],
-        links=_first_figures(shown),
-        sparks=_sparks(shown),
+        links={_case(view.series): view.id for view in reversed(shown)},
+        sparks={(*_case(view.series), view.series.metric): figures.spark(view) for view in shown},
         verdicts=headline(run["verdicts"]),
         files=files,
-        partitions=sorted(places),
+        partitions=sorted({row["partition"] for row in rows} | {one.series.place for one in shown}),
     )
 
 
-def _blocks(files: Sequence[Mapping[str, Attached]]) -> dict[str, dict[str, str]]:
-    """Return the texts of files, by the ids that rows link to."""
-    return {
-        f"file-{index}-{kind}": {"text": content.text}
-        for index, attached in enumerate(files)
-        for kind, content in attached.items()
-    }
-
-
-def _first_figures(shown: Sequence[SeriesView]) -> dict[tuple[str, str, str], str]:
-    """Return the id of the first figure of each case, to which its verdict links."""
-    return {
-        (view.series.check, view.series.case, view.series.place): f"s{index}"
-        for index, view in reversed([*enumerate(shown)])
-    }
-
-
-def _sparks(shown: Sequence[SeriesView]) -> dict[tuple[str, str, str, str], str]:
-    """Return the last nights of each series, as the path of a small line."""
-    return {
-        (view.series.check, view.series.case, view.series.place, view.series.metric): view.spark
-        for view in shown
-    }
-
-
-def embedded_json(value: object) -> str:
-    """Return JSON that is safe inside a script element: without '<', '>' and '&'."""
-    text = json.dumps(inert_values(value), separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+def _case(series: Series) -> tuple[str, str, str]:
+    return series.check, series.case, series.place
 
 
 def _views(
-    history: History,
-    found: Mapping[Series, list[FigurePoint]],
+    points: Mapping[Series, list[FigurePoint]],
     answer: GateAnswer,
-    least: float,
-    first: Callable[[Series, str], str],
-) -> list[SeriesView]:
+    watched: int,
+    first: Callable[[Series], str],
+) -> list[Figure]:
     """Every series that has values; runs without any number belong to all series of their case."""
-    watched = sum(bool(series.metric) for series in history.series())
-    findings: dict[Series, tuple[Finding, ...]] = {}
+    findings: dict[Series, list[Finding]] = {}
     for finding in (*answer.findings, *answer.warnings):
-        findings[finding.series] = (*findings.get(finding.series, ()), finding)
-    work = []
-    for series, points in found.items():
+        findings.setdefault(finding.series, []).append(finding)
+    views = []
+    for index, (series, values) in enumerate(points.items()):
         if series.metric:
-            without = found.get(series.of_case, ())
-            lost = [p.time for p in without if p.status == Status.ERROR.value]
-            since = first(series, points[-1].time)
-            work.append((series, points, lost, least, watched, findings.get(series, ()), since))
-    return [one for one in (figures.view(*each) for each in work) if one.values["value"]]
+            lost = [one.time for one in points.get(series.of_case, ()) if one.status == "ERROR"]
+            since, about = first(series), findings.get(series, ())
+            views.append(figures.view(series, values, lost, watched, about, since, f"s{index}"))
+    return [view for view in views if view.values["value"]]
 
 
 def _sections(
-    found: Mapping[Series, list[FigurePoint]], shown: Sequence[SeriesView]
+    points: Mapping[Series, list[FigurePoint]], shown: Sequence[Figure], answer: GateAnswer
 ) -> list[dict[str, Any]]:
-    """Headings with their figures by the identity that links have, `empty` where there is none."""
-    maps = []
-    for partition in sorted({series.partition for series in found}):
-        each = [
-            _as_rates(series.unit, points)
-            for series, points in found.items()
-            if series.partition == partition
-        ]
-        slow = [n for view in shown if view.series.partition == partition for n in view.slow_nodes]
-        maps.append(figures.nodes_of(partition, each, slow))
-
-    def named(letter: str, each: Iterable[Figure | None]) -> dict[str, Figure]:
-        return {f"{letter}{index}": figure for index, figure in enumerate(filter(None, each))}
-
+    """Headings with their figures, `empty` where there is none."""
+    slow = [one for one in (*answer.findings, *answer.warnings) if one.kind == SLOW_NODE]
+    maps = [
+        figures.nodes_of(
+            partition,
+            [_as_rates(one.unit, found) for one, found in points.items() if one[2] == partition],
+            [one.node for one in slow if one.series.partition == partition],
+            f"n{index}",
+        )
+        for index, partition in enumerate(sorted({series.partition for series in points}))
+    ]
     return [
         {
             "name": "time",
             "heading": "Over time",
             "text": "Each dot is a night. The line is the level between changes, the band around "
             "it two standard deviations; grey lines are bounds, a dashed one is the reference.",
-            "figures": named("s", [view.figure for view in shown]),
+            "figures": shown,
             "empty": "There is no history yet: each `hpcdl check run` adds a night.",
         },
         {
@@ -194,7 +143,7 @@ def _sections(
             "heading": "Scaling",
             "text": "The same training on more ranks, "
             "beside the smallest layout's rate times the ranks.",
-            "figures": named("x", figures.scaling(shown)),
+            "figures": figures.scaling(shown),
             "empty": "No training ran on more than one number of ranks.",
         },
         {
@@ -202,7 +151,7 @@ def _sections(
             "heading": "Nodes",
             "text": "Each cell is a node on a night, against "
             "the median of all nodes of that night.",
-            "figures": named("n", maps),
+            "figures": [one for one in maps if one],
             "empty": "No check ran on single nodes: `hpcdl check run --tag node --distribute` "
             "measures each.",
         },
@@ -216,47 +165,39 @@ def _as_rates(unit: str, points: Sequence[FigurePoint]) -> Sequence[FigurePoint]
 
 
 def _attention(
-    answer: GateAnswer,
-    rows: Sequence[tuple[int, Row]],
-    shown: Sequence[SeriesView],
+    answer: GateAnswer, rows: Sequence[Row], shown: Sequence[Figure]
 ) -> Iterator[dict[str, Any]]:
     """Yield the gate's causes, worst first, each with its findings; then verdicts that it lacks.
 
     The gate lacks those of a run that is not the last one of its history.
     """
-    figure = {view.series: f"s{index}" for index, view in enumerate(shown)}
+    figure = {view.series: view.id for view in shown}
+    row_of = {(row["check"], row["case"], row["partition"]): row["id"] for row in reversed(rows)}
     listed_rows: set[tuple[str, str, str]] = set()
-    row_of = {(row.check, row.case, row.partition): index for index, row in reversed(rows)}
     for cause in causes_of(answer):
         items = []
         for finding in cause.findings:
-            key = (finding.series.check, finding.series.case, finding.series.place)
-            listed_rows |= {key} if finding.of_last_night else set()
-            verdict = f"v{row_of[key]}" if finding.of_last_night and key in row_of else ""
-            items.append(
-                {
-                    "name": finding.name,
-                    "description": f"{finding.description} (id {finding.id})",
-                    "link": verdict or figure.get(finding.series, "time"),
-                }
-            )
-        tone = "bad" if cause.closes else "uncertain"
+            link = figure.get(finding.series, "time")
+            if finding.of_last_night:
+                listed_rows.add(_case(finding.series))
+                link = row_of.get(_case(finding.series), link)
+            text = f"{finding.description} (id {finding.id})"
+            items.append({"name": finding.name, "description": text, "link": link})
         first = cause.findings[0]
         title = cause.title if len(items) > 1 else first.name
+        tone = "bad" if cause.closes else "uncertain"
         yield {"tone": tone, "kind": first.kind, "title": title, "findings": items}
-    for index, row in rows:
-        if row.tone == "good" or row.waived or (row.check, row.case, row.partition) in listed_rows:
-            continue
-        name = f"{row.name} on {row.partition or 'no partition'}"
-        item = {"name": name, "description": row.reason or "no reason given", "link": f"v{index}"}
-        yield {"tone": row.tone, "kind": row.status, "title": name, "findings": [item]}
+    for row in rows:
+        key = (row["check"], row["case"], row["partition"])
+        if row["tone"] != "good" and not row["waived"] and key not in listed_rows:
+            name = f"{row['name']} on {row['partition'] or 'no partition'}"
+            text = row["reason"] or "no reason given"
+            item = {"name": name, "description": text, "link": row["id"]}
+            yield {"tone": row["tone"], "kind": row["status"], "title": name, "findings": [item]}
 
 
 def _render(
-    title: str,
-    sections: Sequence[Mapping[str, Any]],
-    blocks: Mapping[str, object],
-    **values: object,
+    sections: Sequence[Mapping[str, Any]], blocks: Mapping[str, object], **values: object
 ) -> str:
     place = folder("templates") / "report"
     environment = templates(
@@ -272,16 +213,11 @@ def _render(
     )
     style = "".join((place / name).read_text(encoding="utf-8") for name in _STYLES)
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    data = {
-        name: one.values
-        for section in sections
-        for name, one in section["figures"].items()
-        if one.kind != "nodes"
-    }
+    drawn = [one for section in sections for one in section["figures"] if one.kind == "time"]
+    data = {**{one.id: one.values for one in drawn}, **blocks}
     return environment.get_template("night.html.j2").render(
-        title=title,
         sections=sections,
-        blocks={name: embedded_json(value) for name, value in {**data, **blocks}.items()},
+        blocks={name: embedded_json(value) for name, value in data.items()},
         style=style,
         script=script,
         style_hash=_hash(style),
@@ -290,30 +226,57 @@ def _render(
     )
 
 
+def embedded_json(value: object) -> str:
+    """Return JSON that is safe inside a script element: without '<', '>' and '&'."""
+    text = json.dumps(inert_values(value), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
 
 
-def rows_of(verdicts: Sequence[Mapping[str, Any]]) -> list[tuple[int, Row]]:
-    """The verdicts as rows, those that need a person first, each with its index in `verdicts`."""
-    rows = [(index, _row(verdict)) for index, verdict in enumerate(verdicts)]
-    often = Counter((row.name, row.partition) for _, row in rows)
-    rows = [
-        (index, row if often[row.name, row.partition] > 1 else replace(row, node=""))
-        for index, row in rows
-    ]
+def rows_of(verdicts: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """The verdicts as rows, those that need a person first."""
+    rows = [_row(index, verdict) for index, verdict in enumerate(verdicts)]
+    often = Counter((row["name"], row["partition"]) for row in rows)
+    for row in rows:
+        if often[row["name"], row["partition"]] < 2:
+            row["node"] = ""
 
     def urgency(row: Row) -> tuple[bool, int, str, str]:
-        place = _ORDER.index(row.status) if row.status in _ORDER else 0
-        return row.tone == "good" or row.waived, place, row.partition, row.name
+        place = _ORDER.index(row["status"]) if row["status"] in _ORDER else 0
+        passes = row["tone"] == "good" or row["waived"]
+        return passes, place, row["partition"], row["name"]
 
-    return sorted(rows, key=lambda pair: urgency(pair[1]))
+    return sorted(rows, key=urgency)
+
+
+def _row(index: int, verdict: Mapping[str, Any]) -> dict[str, Any]:
+    check, case, status = (str(verdict.get(of) or "") for of in ("check", "case", "status"))
+    metrics = [{"source": "", **metric} for metric in verdict.get("metrics") or ()]
+    return {
+        "id": f"v{index}",
+        "index": index,
+        "name": f"{check}/{case}" if case else check,
+        "check": check,
+        "case": case,
+        "partition": place_of(*(str(verdict.get(of) or "") for of in ("partition", "environment"))),
+        "status": status,
+        "tone": {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "uncertain"),
+        "waived": bool(verdict.get("waived")),
+        "reason": str(verdict.get("reason") or ""),
+        # Those that are judged first: the first is the one that the table shows.
+        "metrics": sorted(metrics, key=lambda metric: not metric["wanted"]),
+        "facts": _facts(verdict),
+        "node": single_node(str((verdict.get("job") or {}).get("nodes") or "")),
+    }
 
 
 def when(run: str) -> str:
     """A run's local time from its directory's name, '' where it has another name."""
-    at = began(run.rpartition("/")[2])
+    at = began(run)
     return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else ""
 
 
@@ -330,27 +293,6 @@ def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
     return f"{bad} of {total} checks {'does' if bad == 1 else 'do'} not pass"
 
 
-def _row(verdict: Mapping[str, Any]) -> Row:
-    status = str(verdict["status"])
-    check, case = str(verdict["check"]), str(verdict.get("case") or "")
-    metrics = [{"source": "", **metric} for metric in verdict.get("metrics") or ()]
-    judged = sorted(metrics, key=lambda metric: not metric["wanted"])
-    tone = {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "uncertain")
-    return Row(
-        name=f"{check}/{case}" if case else check,
-        check=check,
-        case=case,
-        partition=place_of(*(str(verdict.get(of) or "") for of in ("partition", "environment"))),
-        status=status,
-        tone=tone,
-        waived=bool(verdict.get("waived")),
-        reason=str(verdict.get("reason") or ""),
-        metrics=judged,
-        facts=tuple(_facts(verdict)),
-        node=single_node(str((verdict.get("job") or {}).get("nodes") or "")),
-    )
-
-
 def change_text(value: float | None, reference: float | None) -> str:
     """Return how far a value is from its reference, '' if that is unknown."""
     return signed(value / reference - 1) if value is not None and reference else ""
@@ -360,12 +302,12 @@ def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
     job: Mapping[str, Any] = verdict.get("job") or {}
     seconds = [("waited", job.get("queue_wait_seconds")), ("ran", job.get("run_seconds"))]
     rows = [
-        ("job", str(job.get("id") or "")),
-        ("ended as", str(job.get("state") or "")),
-        ("nodes", str(job.get("nodes") or "")),
+        ("job", job.get("id")),
+        ("ended as", job.get("state")),
+        ("nodes", job.get("nodes")),
         *((name, duration(value)) for name, value in seconds if value is not None),
-        ("restarts", str(job.get("restarts") or "")),
-        ("release", str(verdict.get("release") or "")),
-        ("driver", str(verdict.get("driver") or "")),
+        ("restarts", job.get("restarts")),
+        ("release", verdict.get("release")),
+        ("driver", verdict.get("driver")),
     ]
-    return [(name, text) for name, text in rows if text]
+    return [(name, str(value)) for name, value in rows if value]
