@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
+from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
-from hpcdl.system.text import table
+from hpcdl.system.text import count_of, table
 
 if TYPE_CHECKING:
     from hpcdl.site import Gpu, Site
@@ -140,18 +141,29 @@ def _check(args: argparse.Namespace) -> ExitCode:
     return show(args, data, text, ok=not drift)
 
 
-@command("hpcdl site gpus", site=False)
+@command(
+    "hpcdl site gpus --gpus 4",
+    option("--gpus", "N", "ask when a job of N would start", type=at_least(1), default=0),
+    option("--time", "TIME", "walltime of that job (1:00:00)", default="1:00:00"),
+    site=False,
+)
 def _gpus(args: argparse.Namespace) -> ExitCode:
-    """Show free and busy GPUs by partition."""
-    from hpcdl.site.free_gpus import look
+    """Show free and busy GPUs by partition, and when a job would start."""
+    from datetime import datetime
 
-    rows = look()
+    from hpcdl.jobs.spec import minutes_of
+    from hpcdl.site.free_gpus import look, when
+
+    rows = look(args.gpus, minutes_of(args.time))
     header = ["partition", "GPU", "free", "in use", "no CPUs", "down", "all", "free on one node"]
+    if args.gpus:
+        header.append(f"{count_of(args.gpus, 'GPU')} for {args.time} would start")
     shown = [
         [
             row.partition,
             row.model or row.kind or "not typed",
             *map(str, (row.free, row.used, row.blocked, row.down, row.total, row.largest)),
+            *([when(row.starts, datetime.now())] if args.gpus else []),
         ]
         for row in rows
     ]

@@ -1,23 +1,30 @@
 """Free and busy GPUs, as Slurm shows them now: by partition and type.
 
 A free GPU may be of no use: on a node that is down or drained, or whose CPUs other jobs have taken
-to the last. Both are counted apart, so that "free" is what a job can get. When a job would start is
-Slurm's to say (`sbatch --test-only`), which knows priorities, limits and reservations.
+to the last. Both are counted apart, so that "free" is what a job can get. When a request would
+start is Slurm's own answer (`sbatch --test-only`), which knows priorities, limits and reservations.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from hpcdl.site.gpu_models import model_of_type
 from hpcdl.slurm import client, parse
+from hpcdl.system.errors import HpcdlError
 
 # A node that Slurm powered down to save energy is started for the next job: it is free.
 _NO_JOBS = re.compile(
     r"(?<!POWERED_)DOWN|DRAIN|FAIL|ERROR|MAINT|NOT_RESPONDING|REBOOT|UNKNOWN|FUTURE|\*"
 )
+_START = re.compile(r"to start at (\S+)")
+_PREFIX = re.compile(r"^(sbatch: |error: |allocation failure: )*")
+_AT_ONCE = 4
+_SOON = timedelta(minutes=1)
 
 
 class NodeGpus(NamedTuple):
@@ -36,7 +43,8 @@ class GpuRow(NamedTuple):
     """The GPUs of one type in a partition.
 
     `model` is '' where the type names none that is known; `blocked` are idle GPUs on nodes without
-    a free CPU; `largest` is the most free GPUs on one node.
+    a free CPU; `largest` is the most free GPUs on one node; `starts` is when a request would start,
+    or why not, '' where none was asked about.
     """
 
     partition: str
@@ -48,6 +56,7 @@ class GpuRow(NamedTuple):
     blocked: int
     down: int
     largest: int
+    starts: str = ""
 
 
 def gpus_of_nodes(lines: Iterable[str]) -> list[NodeGpus]:
@@ -101,6 +110,52 @@ def gpu_rows(nodes: Sequence[NodeGpus]) -> list[GpuRow]:
     return rows
 
 
-def look() -> list[GpuRow]:
-    """Ask Slurm what is free; MissingPrerequisite: there is no Slurm, or it does not answer."""
-    return gpu_rows(gpus_of_nodes(client.node_details()))
+def when(starts: str, now: datetime) -> str:
+    """A start as a person reads it: `now`, or the time; a reason as it is. Pure."""
+    try:
+        start = datetime.fromisoformat(starts)
+    except ValueError:
+        return starts
+    return "now" if start - now < _SOON else starts.replace("T", " ")
+
+
+def look(gpus: int = 0, minutes: int = 60) -> list[GpuRow]:
+    """Ask Slurm what is free; with `gpus`, also when a job of so many would start.
+
+    Raises:
+        MissingPrerequisite: there is no Slurm, or it does not answer.
+    """
+    nodes = gpus_of_nodes(client.node_details())
+    rows = gpu_rows(nodes)
+    if not gpus:
+        return rows
+    per_node = {
+        (partition, node.kind): node.total for node in nodes for partition in node.partitions
+    }
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        answers = pool.map(
+            lambda row: _starts(row, gpus, minutes, per_node[row.partition, row.kind]), rows
+        )
+        return [
+            row._replace(starts=answer) for row, answer in zip(rows, list(answers), strict=True)
+        ]
+
+
+def _starts(row: GpuRow, gpus: int, minutes: int, per_node: int) -> str:
+    """When a job of so many GPUs would start, or Slurm's reason why it never would."""
+    each = min(gpus, per_node)
+    kind = f"{row.kind}:" if row.kind else ""
+    options = [
+        f"--partition={row.partition}",
+        f"--nodes={-(-gpus // each)}",
+        f"--gres=gpu:{kind}{each}",
+        f"--time={minutes}",
+    ]
+    try:
+        tried = client.dry_run(*options, "--wrap=true")
+    except HpcdlError as fault:
+        return fault.message
+    answer = tried.stderr.strip() or tried.stdout.strip()
+    found = _START.search(answer)
+    reason = (answer or "Slurm did not say").splitlines()[0]
+    return found[1] if found else _PREFIX.sub("", reason)

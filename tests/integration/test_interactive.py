@@ -146,7 +146,7 @@ def test_a_job_without_jupyterlab_says_what_to_do(slurm):
 
 def test_gpus_that_a_job_holds_are_not_free(slurm):
     def free():
-        return {row["partition"]: row for row in slurm.json("site", "gpus")["gpus"]}
+        return {row["partition"]: row for row in slurm.json("site", "gpus", "--gpus", "8")["gpus"]}
 
     before = free()
     assert (before["v100"]["free"], before["v100"]["model"]) == (16, "V100-SXM2")
@@ -155,3 +155,5 @@ def test_gpus_that_a_job_holds_are_not_free(slurm):
     held = json.loads(slurm.hpcdl("job", "shell", "--no-module", *words).stdout)
     (row,) = (row for row in held["gpus"] if row["partition"] == "v100")
     assert (row["free"], row["used"], row["largest"]) == (13, 3, 8)
+    assert re.match(r"\d{4}-\d\d-\d\dT", before["v100"]["starts"])
+    assert "Node count" in before["k80"]["starts"], "8 GPUs are more than its one node has"
