@@ -1,6 +1,8 @@
 """People are told what has changed; what hangs or lacks costs ten seconds and a line at most."""
 
 import json
+import re
+import socket
 import sys
 import threading
 import time
@@ -75,6 +77,10 @@ def kept(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
 
 
+def webhook(url):
+    return {"kind": "webhook", "url": url}
+
+
 def to(*targets, when="change"):
     return {"targets": targets, "when": when, "link": "https://x/night.html"}
 
@@ -100,25 +106,39 @@ def test_only_what_changed_is_told_and_once(tmp_path):
     assert len(kept(tmp_path / "n")) == 5
 
 
-def test_who_could_not_be_told_is_told_the_next_time(tmp_path):
+def test_who_could_not_be_told_is_told_the_next_time(server, tmp_path):
     broken = command("sh", "-c", f"echo x >> {tmp_path}/tried; exit 7", "hush")
-    both = to(keeps(tmp_path / "n"), broken)
-    assert tell("here", CLOSED, both) == ["sh: it ended with 7"], "no argument of it: a secret"
-    tell("here", CLOSED, both)
-    assert len(kept(tmp_path / "n")) == 1
+    all_of_them = to(webhook(server.url), webhook(Server(code=500).url), broken)
+    failed = ["webhook at 127.0.0.1: it answered 500", "sh: it answered 7"]
+    assert tell("here", CLOSED, all_of_them) == failed, "no argument and no path: a secret"
+    assert tell("here", CLOSED, all_of_them) == failed
+    (notice,) = server.got
+    assert notice["lines"] == [f"new: drop, {DROP.name}: {DROP.description} [{DROP.id}]"]
     assert (tmp_path / "tried").read_text() == "x\nx\n"
 
 
-def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(tmp_path, monkeypatch):
-    """Neither does what it started, which holds its pipes open."""
+def test_a_secret_goes_to_no_other_server(server):
+    elsewhere = Server(code=302, Location=server.url)
+    lines = tell("here", CLOSED, to(webhook(elsewhere.url)))
+    assert lines == ["webhook at 127.0.0.1: it answered 302"]
+    assert (len(elsewhere.got), len(server.got)) == (1, 0)
+
+
+def test_one_that_hangs_costs_ten_seconds_and_holds_nobody_up(server, monkeypatch):
+    """Neither does what a command started, which holds its pipes open."""
     assert notify.SECONDS == 10
     monkeypatch.setattr(notify, "SECONDS", 1.0)
-    hung = [command("sh", "-c", f"sleep {n} & sleep 30") for n in (20, 21)]
-    begun = time.monotonic()
-    lines = tell("here", CLOSED, to(*hung, keeps(tmp_path / "n")))
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hung = webhook(f"http://127.0.0.1:{silent.getsockname()[1]}/hush")
+        begun = time.monotonic()
+        lines = tell(
+            "here",
+            CLOSED,
+            to(hung, command("sh", "-c", "sleep 20 & sleep 30"), webhook(server.url)),
+        )
     assert 0.9 < time.monotonic() - begun < 10
-    assert lines == ["sh: no answer within 1 s"] * 2
-    assert len(kept(tmp_path / "n")) == 1
+    assert lines == [f"{name}: no answer within 1 s" for name in ("webhook at 127.0.0.1", "sh")]
+    assert len(server.got) == 1
 
 
 @pytest.mark.parametrize("service", ["slack", "mattermost", "teams"])
@@ -137,15 +157,6 @@ def test_a_hook_sends_what_others_chose_unformatted_and_without_mentions(service
     assert "@all" not in head
     assert "`" not in rest.partition("\n```")[0]
     assert "@all" not in rest.partition("\n```")[2]
-
-
-def test_a_webhook_gets_the_notice_and_leads_to_no_other_server(server, tmp_path):
-    assert tell("here", CLOSED, to(hook("webhook", server.url, tmp_path))) == []
-    assert server.got[0]["lines"] == [f"new: drop, {DROP.name}: {DROP.description} [{DROP.id}]"]
-    elsewhere = Server(code=302, Location=server.url)
-    lines = tell("there", CLOSED, to(hook("webhook", elsewhere.url, tmp_path)))
-    assert lines == [f"{sys.executable}: it ended with 1"]
-    assert (len(elsewhere.got), len(server.got)) == (1, 1)
 
 
 def test_a_notice_is_inert():
@@ -182,25 +193,44 @@ def test_a_program_that_is_not_there_is_one_line(tmp_path, monkeypatch):
     assert line.startswith("mail to ada@example.org: there is no sendmail")
 
 
-def addressees(path, target):
+def addressees(path, target, mode=0o600):
     path.write_text(yaml.safe_dump({"schema": 1, "targets": [target]}))
+    path.chmod(mode)
     return path
 
 
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ({"kind": "command"}, "a command needs `run`"),
-        ({"kind": "command", "run": []}, "a command needs `run`"),
-        ({"kind": "mail"}, "a mail needs `to`"),
-        ({"kind": "pigeon"}, "'pigeon'"),
-        ({"kind": "mail", "to": ["a@b.c\nBcc: all"]}, "'to'"),
+        ({"kind": "command"}, "a command needs a valid `run`"),
+        ({"kind": "command", "run": []}, "a command needs a valid `run`"),
+        ({"kind": "mail"}, "a mail needs a valid `to`"),
+        ({"kind": "pigeon"}, "'kind'"),
+        ({"kind": "mail", "to": ["a@b.c\nBcc: hush"]}, "'to'"),
+        ({"kind": "webhook"}, "a webhook needs a valid `url`"),
+        ({"kind": "webhook", "url": "http://x.org/hush"}, "begins with https://"),
+        ({"kind": "webhook", "url": "https://x.org/hush\a"}, "'url'"),
+        ({"kind": "mail", "to": "hush"}, "'to'"),
     ],
 )
-def test_a_file_that_tells_nobody_is_refused(tmp_path, target, said):
+def test_a_fault_is_told_without_what_may_be_a_secret(tmp_path, target, said):
     with pytest.raises(BadInput) as found:
         read_addressees(addressees(tmp_path / "n.yaml", target))
-    assert said in found.value.render()
+    text = found.value.render()
+    assert said in text
+    assert re.search("n.yaml:[0-9]", text)
+    assert "hush" not in text
+
+
+def test_a_file_that_others_may_read_is_refused(tmp_path):
+    file = addressees(tmp_path / "n.yaml", webhook("https://x/y"), mode=0o640)
+    with pytest.raises(BadInput, match="others may read"):
+        read_addressees(file)
+    file.write_text("schema: 1\ntargets:\n- {kind: webhook, url: hush\n")
+    file.chmod(0o600)
+    with pytest.raises(BadInput) as found:
+        read_addressees(file)
+    assert "hush" not in found.value.render()
 
 
 def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl, monkeypatch):
@@ -211,7 +241,11 @@ def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl, monkeypa
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     words = ["check", "gate", "--site", "embedded"]
     answer = hpcdl(*words, code=1).out
-    file = addressees(tmp_path / "n.yaml", command("false", "hush"))
-    told = hpcdl(*words, "--notify", str(file), code=1)
-    assert (told.out, told.err) == (answer, "not notified: false: it ended with 1\n")
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}/secret"
+        file = addressees(tmp_path / "n.yaml", webhook(url))
+        told = hpcdl(*words, "--notify", str(file), code=1)
+    said = "not notified: webhook at 127.0.0.1: Connection refused\n"
+    assert (told.out, told.err) == (answer, said)
     hpcdl(*words, "--name", "throughput", "--notify", str(file), code=2)
