@@ -46,14 +46,13 @@ def _drift(args: argparse.Namespace) -> ExitCode:
         nargs="*",
         type=Path,
     ),
-    option("--csv", "export: CSV instead of JSON lines"),
     option("--since", "DATE", "only results from this date on", type=a_day),
     changes=True,
 )
 def _history(args: argparse.Namespace) -> ExitCode:
     """Show, export or import the history of results."""
     from hpcdl.regress.check_text import history_text
-    from hpcdl.regress.exchange import FORMATS
+    from hpcdl.regress.exchange import as_json_lines
     from hpcdl.regress.history import history_path, read_history
 
     site = the_site(args)
@@ -62,7 +61,7 @@ def _history(args: argparse.Namespace) -> ExitCode:
         return _import(args, site, path)
     with read_history(site) as history:
         if args.action == "export":
-            for line in FORMATS["csv" if args.csv else "jsonl"](history.results(args.since or "")):
+            for line in as_json_lines(history.results(args.since or "")):
                 print(line)
             return ExitCode.OK
         return show(args, [one._asdict() for one in history.series()], history_text(history, path))

@@ -1,4 +1,4 @@
-"""Results as text: JSON lines and CSV out; JSON lines, runs and what ReFrame keeps by itself in.
+"""Results as text: JSON lines out; JSON lines, runs and what ReFrame keeps by itself in.
 
 ReFrame's own are its report.json, its results database and its performance logs; each case of them
 is judged as one of a run. Files are read line by line, however long they are. A line that is no
@@ -8,7 +8,6 @@ stands before it is taken, and `Incoming.cut` says where, so that nobody takes a
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -30,7 +29,6 @@ from hpcdl.regress.runner import CheckOutcome, Plain, as_data, with_evidence
 from hpcdl.regress.verdict import Verdict, judge
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.system.errors import BadInput, PartlyDone
-from hpcdl.system.inert import csv_cell
 from hpcdl.system.safe_read import open_regular, read_regular
 
 SCHEMA = 1
@@ -234,19 +232,6 @@ def as_json_lines(results: Iterable[Result]) -> Iterator[str]:
     return (json.dumps({"schema": SCHEMA, **asdict(result)}) for result in results)
 
 
-def as_csv(results: Iterable[Result]) -> Iterator[str]:
-    """Results as CSV with a header, for spreadsheets."""
-    cells = (map(csv_cell, asdict(result).values()) for result in results)
-    for row in chain([COLUMNS], cells):
-        buffer = io.StringIO(newline="")
-        # The terminator is not for us: it is what makes the writer quote each line break.
-        csv.writer(buffer, lineterminator="\r\n").writerow(row)
-        yield buffer.getvalue().removesuffix("\r\n")
-
-
-FORMATS = {"jsonl": as_json_lines, "csv": as_csv}
-
-
 def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Result]:
     """The results of a run, one per metric."""
     moment = (when or datetime.now(timezone.utc)).astimezone(timezone.utc)
@@ -353,7 +338,7 @@ def _time(path: Path, run: Run) -> str:
 def _result(entry: object, path: Path, number: int) -> Result:
     if not isinstance(entry, Mapping):
         raise BadInput(f"{path}, line {number}: no result")
-    if (schema := entry.get("schema", SCHEMA)) != SCHEMA:  # CSV has none
+    if (schema := entry.get("schema", SCHEMA)) != SCHEMA:
         problem = f"its schema is {str(schema)[:20]!r}, and this hpcdl reads {SCHEMA}"
         raise BadInput(f"{path}, line {number}: {problem}", hint="a newer hpcdl reads it")
     try:
@@ -399,7 +384,7 @@ def _typed(name: str, value: Any) -> Any:
             raise TypeError(f"{name} is no text")
         return "" if value is None else str(value).encode("utf-8", "replace").decode()
     if kind == "bool":
-        return value in (True, 1, "True", "1")
+        return value in (True, 1)
     if value in (None, ""):
         return None
     if kind == "float | None":

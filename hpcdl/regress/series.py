@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import date, datetime
 from functools import cache
@@ -39,7 +38,12 @@ def read_series(path: Path) -> list[Night]:
     rows = csv.DictReader(lines, delimiter=mark)
     nights, faults = [], []
     try:
-        rows.fieldnames = _columns(path, rows.fieldnames or ())
+        names = rows.fieldnames = [name.strip().lower() for name in rows.fieldnames or ()]
+        wrong = [name for name in COLUMNS[:2] if name not in names]
+        wrong += [name for name in COLUMNS if names.count(name) > 1]
+        if wrong:
+            hint = f"its first line names the columns: {','.join(COLUMNS)}; the last three may lack"
+            raise BadInput(f"{path} needs one column {' and one column '.join(wrong)}", hint=hint)
         for row in rows:
             try:
                 nights.append(_night(row))
@@ -53,21 +57,6 @@ def read_series(path: Path) -> list[Night]:
     if not nights:
         raise BadInput(f"{path} has no nights", hint="a line for each: 2026-01-31,1234.5")
     return nights
-
-
-def _columns(path: Path, header: Sequence[str]) -> list[str]:
-    """The names of the columns; the two that must be there are, and none is there twice."""
-    names = [name.strip().lower() for name in header]
-    missing = [name for name in COLUMNS[:2] if name not in names]
-    if missing:
-        raise BadInput(
-            f"{path} has no column {' and '.join(missing)}",
-            hint=f"its first line names the columns: {','.join(COLUMNS)}; the last three may lack",
-        )
-    twice = [name for name in COLUMNS if names.count(name) > 1]
-    if twice:
-        raise BadInput(f"{path} has more than one column {' and '.join(twice)}")
-    return names
 
 
 def analysis_text(analysis: Analysis) -> str:
@@ -105,7 +94,7 @@ def analysis_data(analysis: Analysis) -> dict[str, Any]:
 def _night(row: Mapping[str | None, str | None]) -> Night:
     if None in row:
         raise ValueError("more fields than columns")
-    day, text = (row.get("date") or "").strip(), (row.get("value") or "").strip()
+    day, text, *rest = ((row.get(name) or "").strip() for name in COLUMNS)
     if not text:
         raise ValueError("no value; leave a night without one out")
     try:
@@ -113,13 +102,8 @@ def _night(row: Mapping[str | None, str | None]) -> Night:
     except ValueError:
         point = ": it has a comma for a point" if "," in text else ""
         raise ValueError(f"value {text[:40]!r} is no number{point}") from None
-    if not math.isfinite(value):
-        raise ValueError(f"value {text[:40]!r} is not finite")
-    if value and not 1 / LARGEST <= abs(value) <= LARGEST:
-        raise ValueError(f"value {text[:40]!r} is larger or smaller than any measurement")
-    if value < 0:
-        raise ValueError(f"value {text[:40]!r} is negative: more must be better, from 0 up")
-    rest = [(row.get(name) or "").strip() for name in COLUMNS[2:]]
+    if not 0 <= value <= LARGEST or 0 < value < 1 / LARGEST:
+        raise ValueError(f"value {text[:40]!r} is no measurement from 0 up")
     return Night(_date(day), value, *rest)
 
 

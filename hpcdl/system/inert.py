@@ -5,7 +5,7 @@ terminal would obey, or what makes text read otherwise than it is written, becom
 `\u202e`; it is valid in JSON too, where it stands for the same character. `inert_output` puts the
 function between `print` and the terminal, so that no caller can forget it; commands of our own
 (colours, a line that is renewed) pass it between marks that nobody outside this process knows.
-Each format adds its own escapes: a cell of CSV or Markdown, a label of Prometheus, XML.
+Each format adds its own escapes: a cell of Markdown, a label of Prometheus, XML.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ _UNSEEN = (
 )
 UNSEEN = re.compile(f"[{_UNSEEN}]")
 _MARK = f"\x1b{os.urandom(8).hex()}\x1b"
-_FORMULA = re.compile(r"[=+\-@\t|%]")
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\Z", re.ASCII)
 _LINKED = re.compile(r"(:|\bwww)([/.])", re.IGNORECASE)
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#!|~<>&$])")
 
@@ -60,18 +58,6 @@ def inert_text(value: object) -> object:
 def in_a_line(text: str) -> str:
     """An inert text on one line, of whatever length: no name begins a line of its own."""
     return inert(text).replace("\n", "\\n").replace("\t", " ")
-
-
-def csv_cell(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula; numbers stay numbers.
-
-    A text that has to be changed begins with an apostrophe.
-    """
-    if not isinstance(value, str) or _NUMBER.match(value):
-        return value
-    if value[:1] != "'" and not _FORMULA.match(value.lstrip(" \n")) and not UNSEEN.search(value):
-        return value
-    return "'" + inert(value.replace("\\", "\\\\"))
 
 
 def markdown_cell(text: str) -> str:

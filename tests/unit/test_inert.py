@@ -3,7 +3,6 @@
 Names, reasons and logs of others pass one function on their way out, whatever the format.
 """
 
-import csv
 import io
 import json
 import os
@@ -22,14 +21,14 @@ from hypothesis import strategies as st
 from hpcdl.cli import main
 from hpcdl.cli.framework import print_json
 from hpcdl.regress.answer import Rulings
-from hpcdl.regress.exchange import as_csv, as_json_lines
+from hpcdl.regress.exchange import as_json_lines
 from hpcdl.regress.formats import FORMATS, as_junit
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.report import night_page
 from hpcdl.system import inert
 from hpcdl.system.errors import BadInput
-from hpcdl.system.inert import UNSEEN, csv_cell, inert_output, markdown_cell
+from hpcdl.system.inert import UNSEEN, inert_output, markdown_cell
 from hpcdl.system.text import StatusLine, paint, table
 
 HOSTILE = "=2+2\x1b[2J\x07\x9b31m\r\u202egnp.exe\u200b\u2066\ufeff\x00<b>|`x`[a](b)\U000e0041\nPASS"
@@ -88,7 +87,6 @@ OUTPUTS = {
         name: lambda text, write=write: write({"seconds": 1.0, "verdicts": [verdict(text)]})
         for name, write in FORMATS.items()
     },
-    "csv": lambda text: "\n".join(as_csv([result(text)])),
     "json lines": lambda text: "\n".join(as_json_lines([result(text)])),
     "print": lambda text: printed(lambda: print(text)),
     "print JSON": lambda text: printed(lambda: print_json({text: text})),
@@ -103,7 +101,7 @@ OUTPUTS = {
 @given(TEXTS)
 def test_no_output_holds_what_a_terminal_obeys_or_a_reader_does_not_see(name, text):
     out = OUTPUTS[name](text)
-    assert not UNSEEN.search(out.replace("\r\n", "\n") if name == "csv" else out)
+    assert not UNSEEN.search(out)
 
 
 def test_what_is_escaped_is_all_that_unicode_calls_a_control_or_a_format():
@@ -122,28 +120,6 @@ def test_what_is_escaped_is_all_that_unicode_calls_a_control_or_a_format():
 @given(TEXTS)
 def test_json_says_the_same(text):
     assert json.loads(printed(lambda: print_json([text]))) == [text]
-
-
-@given(TEXTS)
-def test_a_cell_of_csv_is_no_formula_and_is_read_as_it_is(text):
-    cell = csv_cell(text)
-    (read,) = next(csv.reader(io.StringIO(f'"{cell.replace(chr(34), chr(34) * 2)}"\n')))
-    assert not re.match(r"[\s]*[=+@\t-]", cell) or re.fullmatch(r"[+-][\d.]+([eE][+-]?\d+)?", cell)
-    assert read == cell
-
-
-def test_numbers_stay_numbers():
-    assert [csv_cell(one) for one in (-1.5, 3, None, "-1.5", "+2e-3", "=1", "-x", "@a", "'a")] == [
-        -1.5,
-        3,
-        None,
-        "-1.5",
-        "+2e-3",
-        "'=1",
-        "'-x",
-        "'@a",
-        "''a",
-    ]
 
 
 @given(TEXTS)
@@ -178,7 +154,6 @@ JOB = {"watch": ["--once"], "report": [], "cancel": []}
 COMMANDS = {
     "history show": ["check", "history", "show", *KNOWN],
     "history export": ["check", "history", "export", *KNOWN],
-    "history csv": ["check", "history", "export", "--csv", *KNOWN],
     "gate": ["check", "gate", *KNOWN],
     "drift": ["check", "drift", "nights.csv"],
     **{f"report {name}": ["check", "report", RUN, "--format", name] for name in FORMATS},

@@ -210,21 +210,21 @@ def test_the_command_reads_csv_and_answers_no(tmp_path, hpcdl):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "no column date and value"),
-        ("day,value\n2026-01-01,1", "no column date"),
+        ("", "one column date and one column value"),
+        ("day,value\n2026-01-01,1", "one column date"),
         ("date,value\n2026-01-01,fast\n2026-13-01,2", "line 2: value 'fast'"),
         ("date;value\n2026-01-01;1,5", "value '1,5' is no number: it has a comma for a point"),
-        ("date,value\n2026-01-01,nan", "not finite"),
+        ("date,value\n2026-01-01,nan", "value 'nan' is no measurement"),
         ("date,value\n2026-02-30,1", "date '2026-02-30'"),
-        ("date,value\n2026-01-01,-5", "is negative"),
-        ("date,value\n2026-01-01,1e308", "larger or smaller than any"),
+        ("date,value\n2026-01-01,-5", "value '-5' is no measurement"),
+        ("date,value\n2026-01-01,1e308", "value '1e308' is no measurement"),
         (f"date,value\n2026-01-01,{'9' * 200_000}", "line 2: field larger"),
         ("x" * 200_000, "line 1: field larger"),
         ("date,value\n2026-01-01,", "line 2: no value"),
         ("date,value\n2026-01-01,1,2", "more fields than columns"),
-        ("date,value,value\n2026-01-01,1,2", "more than one column value"),
+        ("date,value,value\n2026-01-01,1,2", "one column value"),
         ("date,value\n", "no nights"),
-        ("2026-01-01,1\n2026-01-02,1", "no column date and value"),
+        ("2026-01-01,1\n2026-01-02,1", "one column date and one column value"),
     ],
 )
 def test_a_bad_csv_is_refused_line_by_line(tmp_path, hpcdl, text, message):

@@ -179,7 +179,7 @@ def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path):
 
 def test_a_file_that_is_gone_or_no_text_is_said_so(tmp_path):
     none = embedded(tmp_path, run_directory(tmp_path) / "none")
-    assert none == ("", "the file is no longer there")
+    assert none == ("", "it cannot be read: No such file or directory")
     (tmp_path / RUN / "odd").write_bytes(b"\x1b[31mred\x1b[0m\x00\xff\r\n\x1b]0;end")
     odd = embedded(tmp_path, tmp_path / RUN / "odd")
     assert odd == ("red\N{REPLACEMENT CHARACTER}\n\\u001b]0;end", "")
