@@ -181,7 +181,7 @@ def _verdict(rng, folder, partition, case, level, count, log_lines):
 
 
 def page(folder, nights=80, site="x"):
-    """The page of such nights, as `check report --html` wrote it the morning after; its file."""
+    """The page of such nights, as `check report` wrote it the morning after; its file."""
     run = verdicts(folder)
     with open_history(folder / "history.sqlite", site) as history:
         history.add(simulated(nights))

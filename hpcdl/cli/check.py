@@ -264,7 +264,6 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     add("--output", type=Path, metavar="PATH", help="output file; for systemd a directory")
     add("--at", default="02:00", metavar="HH:MM", help="start of the nightly checks (02:00)")
     add("--day", default="sunday", choices=DAYS, help="day of the weekly checks (sunday)")
-    add("--runner", default="", metavar="TAG", help="runner tag (default: the site's name)")
     add("--user", default="", metavar="NAME", help="systemd: user who runs the checks (you)")
     add("--runs", type=at_least(1), default=1, metavar="N", help="run every check N times (1)")
     add("--explain", action="store_true", help="describe the pipeline, and write nothing")

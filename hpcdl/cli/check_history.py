@@ -17,6 +17,7 @@ from hpcdl.system.text import did_you_mean, table
 
 if TYPE_CHECKING:
     from hpcdl.regress.answer import Acceptance
+    from hpcdl.regress.formats import Run
     from hpcdl.regress.references import Edits
     from hpcdl.site import Site
 
@@ -88,12 +89,12 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
     option("--name", "NAME", "only this check", many=True),
     option("--all", "list every finding, not only their causes"),
     option("--notify", "FILE", "notify the people in FILE of what has changed", type=Path),
-    option("--page", "FILE", "with --notify: a page to attach to mails", type=Path),
 )
 def _gate(args: argparse.Namespace) -> ExitCode:
     """Decide from the history whether a pipeline may continue: exit code 0 or 1."""
     from hpcdl.regress.accept import answer_now
     from hpcdl.regress.check_text import gate_text
+    from hpcdl.regress.ci import last_page
     from hpcdl.regress.notify import read_addressees, tell
 
     if args.notify and (args.partition or args.name):
@@ -107,22 +108,22 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     answer = answer_now(site, partitions=partitions, names=tuple(args.name))
     show(args, answer.as_data(), gate_text(answer, every=args.all))
     if addressees is not None:
-        for line in tell(site.name, answer, addressees, args.page):
+        for line in tell(site.name, answer, addressees, last_page(site)):
             print(f"not notified: {line}", file=sys.stderr)
     return ExitCode.OK if answer.open else ExitCode.NO
 
 
 @command(
-    "hpcdl check report --html night.html",
+    "hpcdl check report --format html --output night.html",
     option("folder", "RUN", "run directory (default: the newest)", nargs="?", type=Path),
     option(
         "--format",
         "NAME",
-        "markdown (default), junit, prometheus, openmetrics, json",
+        "markdown (default), html: a page of verdicts, history, nodes and logs; junit, prometheus, "
+        "openmetrics, json",
         default="markdown",
     ),
     option("--output", "FILE", "write to FILE, not to the screen", type=Path),
-    option("--html", "FILE", "write a page of verdicts, history, nodes and logs", type=Path),
     option("--nights", "N", "days of history on the page (365)", type=at_least(1), default=365),
 )
 def _report(args: argparse.Namespace) -> ExitCode:
@@ -130,15 +131,16 @@ def _report(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.accept import answer_now
     from hpcdl.regress.formats import FORMATS, read_run
 
-    if args.html is not None:
-        return _page(args)
     name = "json" if args.json else args.format
-    if name not in FORMATS:
-        hint = "--html FILE writes a page" if name == "html" else did_you_mean(name, FORMATS)
-        raise BadInput(f"unknown format '{name}'", hint=hint)
-    site = None if args.folder and not _is_named(args) else the_site(args)
-    run = read_run(args.folder or _newest(site))
-    text = FORMATS[name](run, answer_now(site) if site else None)
+    if name not in {"html", *FORMATS}:
+        raise BadInput(f"unknown format '{name}'", hint=did_you_mean(name, ["html", *FORMATS]))
+    site = None if args.folder and name != "html" and not _is_named(args) else the_site(args)
+    named = args.folder or _newest(site)
+    run = read_run(named)
+    if site and name == "html":
+        text = _page(site, run, named, args.nights)
+    else:
+        text = FORMATS[name](run, answer_now(site) if site else None)
     print(text, end="") if args.output is None else write_atomic(args.output, text)
     return ExitCode.OK
 
@@ -160,26 +162,19 @@ def _is_named(args: argparse.Namespace) -> bool:
         return bool(args.site or os.environ.get("HPCDL_SITE"))
 
 
-def _page(args: argparse.Namespace) -> ExitCode:
+def _page(site: Site, run: Run, named: Path, nights: int) -> str:
     from hpcdl.regress.accept import answer_now, rulings_of
-    from hpcdl.regress.formats import read_run
     from hpcdl.regress.history import read_history
     from hpcdl.regress.report import directory_of, night_page, read_files
     from hpcdl.regress.run_directory import runs_directory
 
-    site = the_site(args)
-    named = args.folder or _newest(site)
-    run = read_run(named)
     files = read_files(run, directory_of(run, named, runs_directory(site)))
     rulings = rulings_of(site)
     answer = answer_now(site, rulings=rulings)
     with read_history(site) as history:
-        page = night_page(
-            run, history, files, site=site.name, nights=args.nights, answer=answer, rulings=rulings
+        return night_page(
+            run, history, files, site=site.name, nights=nights, answer=answer, rulings=rulings
         )
-    write_atomic(args.html, page)
-    data = {"file": args.html, "bytes": args.html.stat().st_size}
-    return show(args, data, f"wrote {args.html}; open it in a browser, no network needed")
 
 
 @command(

@@ -1,7 +1,7 @@
 """Pipelines rendered from the site: GitLab CI, GitHub Actions, Slurm's scrontab, systemd timers.
 
-All four do the same, as far as each can: refresh the build cache, check a merge request, check
-every night and every week, keep the report, and give the gate's answer as their status. What is
+All four do the same, as far as each can: refresh the build cache, check a merge request, and run
+`check night` every night and every week, whose status is that of the checks and the gate. What is
 run is worked out here as a shell's arguments; the templates (templates/ci) only lay it out. Every
 name of the site passes through the quoting of the place where it stands.
 """
@@ -38,9 +38,9 @@ _UNPRINTED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]"
 _WEEKLY_AFTER, _CACHE_BEFORE = 6, 4
 """Hours from the nightly checks to the weekly ones, and from the build cache to them."""
 _LARGEST_CHECK_NODES = 4
-RUNS = {
-    # What a merge request changes is not what the cluster runs: it is no night of the history.
-    "smoke": ("--tag", "smoke", "--no-history"),
+# What a merge request changes is not what the cluster runs: it is no night of the history.
+_NO_HISTORY = 'HPCDL_HISTORY="$(mktemp -d)/history" '
+_RUNS = {
     "nightly": ("--tag", "nightly"),
     "nodes": ("--tag", "node", "--distribute"),
     "weekly": ("--tag", "weekly"),
@@ -53,15 +53,14 @@ class Request:
     """How the pipeline is to be.
 
     `site_file` and `command` are written into it as they are; `at` is the nightly checks' time
-    of day, `day` the weekly ones'; `runner` the tag of the runner, `user` who systemd runs as.
-    `runs` is how often each check runs, `notify` the file of whom the gate tells.
+    of day, `day` the weekly ones'; `user` who systemd runs as. `runs` is how often each check
+    runs, `notify` the file of whom the gate tells.
     """
 
     site_file: str
     command: str = "hpcdl"
     at: str = "02:00"
     day: str = "sunday"
-    runner: str = ""
     user: str = ""
     notify: str = ""
     runs: int = 1
@@ -180,7 +179,6 @@ def _scrontab(site: Site, values: dict[str, Any]) -> str:
     return _fill(
         "scrontab.j2",
         **values,
-        lines={name: shlex.join(values["commands"][name][0]) for name in ("nightly", "weekly")},
         partition=partition,
         minutes=min(_HOURS * 60, partition.max_minutes),
         nodes_short=partition.nodes <= _LARGEST_CHECK_NODES,
@@ -225,34 +223,35 @@ def _values(site: Site, request: Request) -> dict[str, Any]:
     clock = _clock(request)
     command = [request.command]
     where = ["--site", request.site_file]
-    report = [*command, "check", "report", "verdicts.json"]
     builds = [[*command, "stack", "build", "--name", name, *where] for name in sorted(site.stacks)]
     notify = ["--notify", request.notify] if request.notify else []
     often = ["--runs", str(request.runs)] if request.runs > 1 else []
     night = [*command, "check", "night", *often, *notify, *where]
-    hours, minutes = clock.hour, clock.minute
+    hours, minutes, reports = clock.hour, clock.minute, str(reports_directory(site))
     return {
         **vars(request),
         "site": site.name,
-        "runner": request.runner or site.name,
         "hours": _HOURS,
         "nightly": clock,
         "weekly": Clock((hours + _WEEKLY_AFTER) % 24, minutes, DAYS.index(request.day)),
         "cache": Clock((hours - _CACHE_BEFORE) % 24, minutes),
+        "lines": {"nightly": shlex.join(night), "weekly": shlex.join([*night, "--weekly"])},
         "builds": [shlex.join(build) for build in builds],
         "commands": {"cache": builds, "nightly": [night], "weekly": [[*night, "--weekly"]]},
-        "run": {
-            name: shlex.join([*command, "check", "run", *RUNS[name], *often, "--json", *where])
-            + " > verdicts.json"
-            for name in RUNS
+        "smoke": _NO_HISTORY + shlex.join([*command, "check", "run", "--tag", "smoke", *where]),
+        "gate": shlex.join([*command, "check", "gate", *where]),
+        "report": {
+            name: shlex.join([*command, "check", "report", f"{reports}/{name}.json", *where])
+            for name in _RUNS
         },
-        "page": shlex.join([*report, "--html", "report.html", *where]),
-        "junit": shlex.join([*report, "--format", "junit", "--output", "junit.xml", *where]),
-        "markdown": shlex.join([*report, *where]),
-        "gate": shlex.join(
-            [*command, "check", "gate", *where, *notify, *["--page", "report.html"] * bool(notify)]
-        ),
+        "reports": reports,
+        "keep": shlex.join(["cp", "-r", "--", reports, "reports"]),
     }
+
+
+def reports_directory(site: Site) -> Path:
+    """Where `check night` keeps what the last one gave: page, verdicts and JUnit of each run."""
+    return site.paths.work / "checks" / "reports"
 
 
 def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = None) -> bool:
@@ -262,19 +261,26 @@ def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = 
     fails keeps none of the others from being run.
     """
     command, where = [*module_argv(sys.executable, "hpcdl"), "check"], ["--site", str(site.source)]
-    reports, well = site.paths.work / "checks" / "reports", True
+    reports, well = reports_directory(site), True
     make_directory(reports)
-    names = ("weekly",) if weekly else ("nightly", "nodes")
-    for name in names:
-        verdicts, page = (reports / f"{name}.{kind}" for kind in ("json", "html"))
+    for name in ("weekly",) if weekly else ("nightly", "nodes"):
+        verdicts = reports / f"{name}.json"
         with verdicts.open("wb") as file:
-            argv = [*command, "run", *RUNS[name], "--runs", str(runs), "--json", *where]
+            argv = [*command, "run", *_RUNS[name], "--runs", str(runs), "--json", *where]
             well &= subprocess.run(argv, stdout=file, check=False).returncode == 0
-        subprocess.run([*command, "report", verdicts, "--html", page, *where], check=False)
-    page = reports / f"{names[0]}.html"
-    people = ["--notify", str(notify), "--page", str(page)] if notify else []
+        for kind, suffix in (("junit", "xml"), ("html", "html")):
+            output = ["--format", kind, "--output", str(reports / f"{name}.{suffix}")]
+            subprocess.run([*command, "report", str(verdicts), *output, *where], check=False)
+    people = ["--notify", str(notify)] if notify else []
     gate = subprocess.run([*command, "gate", *where, *people], check=False)
     return well and gate.returncode == 0
+
+
+def last_page(site: Site) -> Path | None:
+    """The page that `check night` wrote last, None where there is none."""
+    pages = (reports_directory(site) / f"{name}.html" for name in ("nightly", "weekly"))
+    written = [page for page in pages if page.exists()]
+    return max(written, key=lambda page: page.stat().st_mtime, default=None)
 
 
 def _clock(request: Request) -> Clock:

@@ -348,8 +348,7 @@ def test_a_night_of_real_jobs_is_told_with_their_scripts_and_logs(
             "slower is measured four times more the same night"
         )
     words = ["check", "report", "--site", str(site.source)]
-    assert main([*words, "--html", str(page), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["file"] == str(page)
+    assert main([*words, "--format", "html", "--output", str(page)]) == 0
     # The same run again, from its folder, is no other night.
     imported = ["check", "history", "import", str(outcome.directory.path)]
     assert main([*imported, "--site", str(site.source)]) == 0

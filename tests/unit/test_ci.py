@@ -19,10 +19,10 @@ import yaml
 from hpcdl.cli import main
 from hpcdl.regress import ci
 from hpcdl.regress.ci import (
-    IN_REPOSITORY,
     KINDS,
     Request,
     explained,
+    last_page,
     render,
     run_night,
     site_file,
@@ -91,6 +91,7 @@ def systemd_words(line):
 @pytest.mark.parametrize("kind", KINDS)
 def test_hostile_names_are_passed_on_and_run_nothing(kind, three_generations, recorder, tmp_path):
     site = hostile(three_generations, tmp_path)
+    (site.paths.work / "checks" / "reports").mkdir(parents=True)
     request = Request(HOSTILE, str(recorder), user="hpc")
     env = {"PATH": "/usr/bin:/bin", "GITHUB_STEP_SUMMARY": "summary"}
     for line in lines_of(kind, render(kind, site, request)):
@@ -100,13 +101,10 @@ def test_hostile_names_are_passed_on_and_run_nothing(kind, three_generations, re
     assert all(words[words.index("--site") + 1] == HOSTILE for words in made)
     assert not list(tmp_path.rglob("ran"))
     called = {tuple(words[:2]) for words in made} - {("stack", "build")}
-    if kind not in IN_REPOSITORY:
-        assert called == {("check", "night")}
-        assert sum("--weekly" in words for words in made) == 1
-        return
-    tags = {words[words.index("--tag") + 1] for words in made if "--tag" in words}
-    assert tags == {"nightly", "weekly", "node", "smoke"}
-    assert called == {("check", "run"), ("check", "report"), ("check", "gate")}
+    assert sum("--weekly" in words for words in made) == 1
+    by_kind = {"gitlab": {"run", "gate"}, "github": {"run", "gate", "report"}}.get(kind, set())
+    assert called == {("check", word) for word in {"night", *by_kind}}
+    assert not (tmp_path / "history").exists(), "a merge request is no night"
 
 
 @pytest.mark.parametrize("fails", ["", "run", "gate"])
@@ -116,8 +114,12 @@ def test_a_night_that_fails_is_reported_too(fails, three_generations, recorder, 
     place = recorder.parent / "reports"
     site = replace(three_generations, paths=replace(three_generations.paths, work=place))
     assert run_night(site, weekly=False, notify=Path("/n.yaml")) is not bool(fails)
-    assert [words[1] for words in calls(recorder)] == ["run", "report", "run", "report", "gate"]
-    assert [words[-1] for words in calls(recorder)][-1].endswith("/nightly.html")
+    each = ["run", "report", "report"]
+    assert [words[1] for words in calls(recorder)] == [*each, *each, "gate"]
+    assert calls(recorder)[-1][-2:] == ["--notify", "/n.yaml"]
+    assert last_page(site) is None
+    (place / "checks" / "reports" / "nightly.html").touch()
+    assert last_page(site).name == "nightly.html"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,7 +169,7 @@ def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations):
     [
         {"at": "25:00"},
         {"day": "sonntag"},
-        {"runner": "a\nb"},
+        {"notify": "a\nb"},
         {"site_file": "a\x1bb"},
     ],
 )

@@ -157,7 +157,7 @@ COMMANDS = {
     "gate": ["check", "gate", *KNOWN],
     "drift": ["check", "drift", "nights.csv"],
     **{f"report {name}": ["check", "report", RUN, "--format", name] for name in FORMATS},
-    "page": ["check", "report", RUN, "--html", "page.html", *KNOWN],
+    "page": ["check", "report", RUN, "--format", "html", *KNOWN],
     "site of strangers": ["site", "show", "--site", "broken.yaml"],
     "lint": ["job", "lint", "job.sh"],
     "import": ["check", "history", "import", HOSTILE.replace("\0", ""), *KNOWN],

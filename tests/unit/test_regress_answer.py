@@ -64,9 +64,9 @@ def told(tmp_path, monkeypatch):
     }
     (tmp_path / "verdicts.json").write_text(json.dumps(run))
     found = {}
-    for name in ("markdown", "junit", "prometheus", "json", "page"):
-        form = ["--html"] if name == "page" else ["--format", name, "--output"]
-        assert main(["check", "report", str(tmp_path), *form, str(tmp_path / name)]) == 0
+    for name in ("markdown", "junit", "prometheus", "json", "html"):
+        words = ["check", "report", str(tmp_path), "--format", name, "--output"]
+        assert main([*words, str(tmp_path / name)]) == 0
         found[name] = (tmp_path / name).read_text()
     return found
 
@@ -82,7 +82,7 @@ def test_every_output_tells_the_gates_finding_with_the_same_words_date_and_size(
     assert json.loads(told["json"])["gate"] == answer
     assert "**Gate closed: 1 finding in 2 series**" in told["markdown"]
     assert finding["description"] in told["markdown"].replace("\\", "")
-    page = told["page"].replace("&gt;", ">").replace("&#43;", "+")
+    page = told["html"].replace("&gt;", ">").replace("&#43;", "+")
     assert "<title>embedded: Gate closed: 1 finding in 2 series</title>" in page
     assert finding["description"] in page
     assert finding["id"] in page
@@ -104,7 +104,7 @@ def test_prometheus_has_gate_findings_time_and_what_was_waived(told):
 
 
 def test_a_change_before_the_gates_window_alarms_nowhere(told):
-    attention = told["page"].partition('class="attention"')[2].partition("</section>")[0]
+    attention = told["html"].partition('class="attention"')[2].partition("</section>")[0]
     assert "throughput/recent on p100" in attention
     assert "throughput/old" not in attention
 

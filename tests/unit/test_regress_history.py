@@ -406,7 +406,7 @@ def test_a_history_of_another_schema_is_not_touched(file, version):
         ("history", "show"),
         ("history", "export"),
         ("accept", "x", "--by", "Ada", "--because", "y"),
-        ("report", "run", "--html", "page.html"),
+        ("report", "run", "--format", "html"),
     ],
 )
 def test_what_only_reads_makes_and_changes_no_file(tmp_path, monkeypatch, words):

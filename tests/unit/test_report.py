@@ -347,6 +347,7 @@ def test_the_command_writes_the_page(tmp_path, capsys):
         history.add(nights.simulated(3))
     (tmp_path / "verdicts.json").write_text(json.dumps(nights.verdicts(tmp_path)))
     page = tmp_path / "night.html"
-    assert main(["check", "report", str(tmp_path), "--site", "embedded", "--html", str(page)]) == 0
-    assert str(page) in capsys.readouterr().out
+    words = ["check", "report", str(tmp_path), "--site", "embedded", "--format", "html"]
+    assert main([*words, "--output", str(page)]) == 0
+    assert capsys.readouterr().out == ""
     assert "2 of 40 checks do not pass" in page.read_text()
