@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hpcdl.jobs import JobScript, JobSpec, Module
     from hpcdl.jobs.listing import Array
     from hpcdl.jobs.submission import Submission
-    from hpcdl.jobs.sweep_run import RunStatus
+    from hpcdl.jobs.sweep import RunStatus
     from hpcdl.site import Site
 
 _NUMBER = at_least(1, 1_000_000)
@@ -164,20 +164,20 @@ def _expected(
 )
 def _sweep(args: argparse.Namespace) -> ExitCode:
     """Submit a matrix of jobs as job arrays; a second run submits only missing points."""
-    from hpcdl.jobs import sweep_run
+    from hpcdl.jobs import sweep
     from hpcdl.jobs.sweep import check_keys, matrix_of, plan, request_of, samples
     from hpcdl.workflows.modules import modules_of_job
 
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
-    folder = sweep_run.sweep_directory(site, spec.name)
+    folder = sweep.sweep_directory(site, spec.name)
     matrix = matrix_of([request.pair("--over", text, "KEY=A,B") for text in args.over])
     exclude = [
         dict(request.pair("--exclude", pair.strip(), "KEY=A,KEY=B") for pair in text.split(","))
         for text in args.exclude
     ]
-    if args.status and not matrix and (points := sweep_run.kept_points(folder, spec)):
-        return _show_sweep(sweep_run.run_statuses(folder, points), folder, args)
+    if args.status and not matrix and (points := sweep.kept_points(folder, spec)):
+        return _show_sweep(sweep.run_statuses(folder, points), folder, args)
     if not args.status:  # what was submitted so is shown
         check_keys(spec, matrix, train_options(spec.program))
     points = plan(site, spec, matrix, exclude)
@@ -190,16 +190,16 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
             hint="correct --over or the job",
         )
     if args.status:
-        return _show_sweep(sweep_run.run_statuses(folder, points, request=asked), folder, args)
+        return _show_sweep(sweep.run_statuses(folder, points, request=asked), folder, args)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
     modules = modules_of_job(site, spec, tuple(places), published=True)
     for point in samples(points)[:_CHECKED]:
         module = modules[point.spec.partition]
         request.checked(site, point.spec, queued=True, module=module)
     if args.dry_run:
-        found = sweep_run.run_statuses(folder, points, request=asked)
+        found = sweep.run_statuses(folder, points, request=asked)
         return _would_sweep(found, site, folder, modules, args)
-    found = sweep_run.submit(
+    found = sweep.submit(
         site, folder, points, modules, args.running, request=asked, retry=args.retry_failed
     )
     return _show_sweep(found, folder, args)
@@ -213,9 +213,10 @@ def _would_sweep(
     args: argparse.Namespace,
 ) -> ExitCode:
     """Show, for --dry-run, the scripts of missing points and the points that cannot run."""
-    from hpcdl.jobs.sweep_run import preview, summary
+    from hpcdl.jobs.sweep import preview, summary, wanted_points
 
-    arrays = preview(site, folder, statuses, modules, args.running, args.retry_failed)
+    points = wanted_points(statuses, args.retry_failed)
+    arrays = preview(site, folder, points, modules, args.running)
     if args.json:
         scripts = [
             {"points": [point.id for point in group.points], "script": script.text}
@@ -231,7 +232,7 @@ def _would_sweep(
 
 
 def _show_sweep(statuses: Sequence[RunStatus], folder: Path, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.sweep_run import DONE, FAILED, summary
+    from hpcdl.jobs.sweep import DONE, FAILED, summary
 
     if args.json:
         print_json({"directory": folder, "points": _rows(statuses)})

@@ -11,7 +11,7 @@ from hpcdl.cli.framework import Group, command, option, show, the_site
 from hpcdl.system.errors import ExitCode, Stopped
 
 if TYPE_CHECKING:
-    from hpcdl.jobs.sweep_run import Modules
+    from hpcdl.jobs.sweep import Modules
     from hpcdl.workflows.study.cells import Plan
 
 

@@ -1,9 +1,12 @@
 """Sweeps: a matrix of jobs, as job arrays, with a manifest that ties points to results.
 
 Points that ask Slurm for the same thing form one array: one script, one line of arguments per
-task. The manifest (sweep.json) says which job and task runs which point and where its result
-lies; running the sweep again submits only what has no result and no job. What all points share is
-kept in it, so that results of another program or partition are never taken for this one's.
+task. A sweep's directory is WORK/sweeps/NAME: sweep.json (the manifest), a script and a file of
+arguments per array, logs/, and points/ID with each point's result. The manifest says which job and
+task runs which point; running the sweep again submits only what has no result and no job. It is
+written before every array, with its token, and after it, with its id, so that a killed sweep
+resumes where it stopped. What all points share is kept in it, so that results of another program or
+partition are never taken for this one's.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
@@ -18,18 +22,29 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs import quote
+from hpcdl.jobs import environment, quote
 from hpcdl.jobs.launch import step_command
+from hpcdl.jobs.manifest import (
+    Manifest,
+    Request,
+    check_same_jobs,
+    of_this_cluster,
+    read_manifest,
+    write_manifest,
+)
 from hpcdl.jobs.script import ArrayOf, JobScript, check_request, render_script
 from hpcdl.jobs.spec import JobSpec, Module
-from hpcdl.results.records import at
+from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
-from hpcdl.slurm.once import embedded_cluster
-from hpcdl.system.declare import changed, entries, shape, typed
+from hpcdl.slurm import client, once
+from hpcdl.slurm.once import Unconfirmed, embedded_cluster, locate, revoke
+from hpcdl.slurm.parse import JobRecord
+from hpcdl.system import files
+from hpcdl.system.declare import changed, check, entries, shape, typed
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import write_json
-from hpcdl.system.safe_read import read_regular
+from hpcdl.system.signals import undivided
 from hpcdl.system.text import did_you_mean, nearest
+from hpcdl.system.trust import require_own
 
 MAX_POINTS = 10_000
 TASKS_PER_ARRAY = 1000
@@ -46,11 +61,13 @@ _DECLARED = {
 JOB_KEYS = tuple(key for key, entry in _DECLARED.items() if entry.sweep)
 """The keys of a job that a sweep may vary; keys of no job become options of the program."""
 
-_MOST_BYTES = 200_000_000
-_SCHEMA = 2
-Request = Mapping[str, Any]
 Values = Mapping[str, str]
-Shape = tuple[object, ...]
+
+DONE, RUNNING, QUEUED, FAILED = "done", "running", "queued", "failed"
+ACTIVE = frozenset({RUNNING, QUEUED})
+MISSING, IMPOSSIBLE = "missing", "impossible"
+Modules = Mapping[str, Module]
+"""What the jobs of each partition load."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +96,17 @@ def plan(
 ) -> tuple[SweepPoint, ...]:
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     check_matrix(matrix, exclude)
-    changes = {(key, text): _change(key, text) for key in matrix for text in matrix[key]}
-    shapes: dict[Shape, str] = {}
+    # Few of the points differ in their jobs.
+    known: dict[tuple[tuple[str, str], ...], tuple[JobSpec, str]] = {}
     points = []
     for choice in product(*matrix.values()):
         values = dict(zip(matrix, choice, strict=True))
         if not any(pattern.items() <= values.items() for pattern in exclude):
-            spec, problem = _spec_of(site, base, values, changes, shapes)
+            own = tuple((key, text) for key, text in values.items() if key in JOB_KEYS)
+            if own not in known:
+                known[own] = _asked(site, base, own)
+            spec, problem = known[own]
+            spec = replace(spec, program=_program_of(base, values))
             points.append(SweepPoint(point_id(values), values, spec, problem))
     if not points:
         raise BadInput("every point of the sweep is excluded", hint="loosen --exclude")
@@ -121,7 +142,7 @@ def point_id(values: Values) -> str:
 
 def groups(points: Sequence[SweepPoint], tasks: int = TASKS_PER_ARRAY) -> tuple[SweepArray, ...]:
     """Points that can run, by what they ask Slurm for, in chunks of an array's size."""
-    shared: dict[Shape, list[SweepPoint]] = {}
+    shared: dict[tuple[object, ...], list[SweepPoint]] = {}
     for point in points:
         if not point.problem:
             shared.setdefault(shape(point.spec), []).append(point)
@@ -200,59 +221,29 @@ def check_keys(
     marks = _marks(base.program)
     shell = {name for word in base.program for name in re.findall(r"\$\{(\w+)\}", word)}
     for key in set(matrix) - {*JOB_KEYS} - marks:
-        as_option = f"for an option of the program write -- PROGRAM --{key} {{{key}}}"
-        message = hint = ""
-        if (near := nearest(key, marks - shell, cutoff=0.8)) and near not in matrix:
-            message = f"the program has {{{near}}}, and no --over has that"
-            hint = f"did you mean '{{{key}}}'?"
-        elif any(word.partition("=")[0] == f"--{key}" for word in base.program):
+        close = nearest(key, {*JOB_KEYS, *marks} - shell - matrix.keys(), cutoff=0.8)
+        write = f"for an option of the program write -- PROGRAM --{key} {{{key}}}"
+        if any(word.partition("=")[0] == f"--{key}" for word in base.program):
             message = f"--{key} is an argument of the program, and a key of --over"
-            hint = f"leave it there out, or write --{key} {{{key}}}"
-        elif key in options:
-            continue
-        elif key in _DECLARED:
+            raise BadInput(message, hint=f"leave it there out, or write --{key} {{{key}}}")
+        if key in _DECLARED and key not in options:
             message = f"--over {key}: all points of a sweep have the same"
-            hint = f"submit a sweep for each value; {as_option}"
-        elif close := nearest(key, JOB_KEYS, cutoff=0.8):
-            message = f"--over {key} is no key of a job"
-            hint = f"did you mean '{close}'? {as_option.capitalize()}"
-        if message:
-            raise BadInput(message, hint=hint)
+            raise BadInput(message, hint=f"submit a sweep for each value; {write}")
+        if close and key not in options:
+            message = f"--over {key} is no key of a job, and no mark of the program"
+            raise BadInput(message, hint=f"did you mean '{close}'? {write.capitalize()}")
 
 
-def _change(key: str, text: str) -> Mapping[str, Any] | BadInput:
-    """Return the fields of the job that a matrix's value changes, or the error if it is invalid."""
-    try:
-        given = Namespace(**{_DECLARED[key].name: text}) if key in JOB_KEYS else Namespace()
-        return typed(JobSpec, given)
-    except BadInput as fault:
-        return fault
-
-
-def _spec_of(
-    site: Site,
-    base: JobSpec,
-    values: Values,
-    changes: Mapping[tuple[str, str], Mapping[str, Any] | BadInput],
-    verdicts: dict[Shape, str],
-) -> tuple[JobSpec, str]:
-    """The job of a point, and why it is impossible ('' where it is not).
-
-    `verdicts` remembers what was found of each distinct shape: a sweep has few of them.
-    """
+def _asked(site: Site, base: JobSpec, own: Iterable[tuple[str, str]]) -> tuple[JobSpec, str]:
+    """The job with these keys, and why it is impossible ('' where it is not)."""
     spec = base
-    for change in map(changes.__getitem__, values.items()):
-        if isinstance(change, BadInput):
-            return base, change.message
-        spec = changed(spec, change) if change else spec
-    asked = shape(spec)
-    if asked not in verdicts:
-        verdicts[asked] = ""
-        try:
-            check_request(site, spec)
-        except BadInput as fault:
-            verdicts[asked] = fault.message
-    return replace(spec, program=_program_of(base, values)), verdicts[asked]
+    try:
+        given = Namespace(**{_DECLARED[key].name: text for key, text in own})
+        spec = changed(base, typed(JobSpec, given))
+        check_request(site, spec)
+    except BadInput as fault:
+        return spec, fault.message
+    return spec, ""
 
 
 def _program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
@@ -277,17 +268,6 @@ def _marks(program: Sequence[str]) -> set[str]:
     return {mark[2] for one in program for mark in _MARK.finditer(one) if mark[2]}
 
 
-# ---- the manifest ----
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """The content of sweep.json; `request` is None if it was not kept."""
-
-    rows: tuple[Mapping[str, Any], ...] = ()
-    request: Request | None = None
-
-
 def request_of(base: JobSpec) -> Request:
     """Return what all points of a sweep share and their results depend on, as JSON values.
 
@@ -303,56 +283,315 @@ def request_of(base: JobSpec) -> Request:
     return request
 
 
-def check_same_jobs(folder: Path, manifest: Manifest, request: Request | None) -> None:
-    """Raise BadInput if the directory holds results of other jobs."""
-    was, now = manifest.request, request
-    if was is None or now is None or was == now:
-        return
-    keys = [key for key in dict.fromkeys((*was, *now)) if was.get(key) != now.get(key)]
-    raise BadInput(
-        f"the sweep '{folder.name}' was begun with other jobs",
-        details=[f"{key}: {_shown(was.get(key))}, now {_shown(now.get(key))}" for key in keys],
-        hint=f"give this one another --name, or take {folder} away to start over",
+# ---- running ----
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A point of a sweep and its status; the job is None where none was submitted.
+
+    A failed point has its program's exit code. `log` is that of its last run. `cluster` is the
+    embedded cluster that the job is of, '' for another. `waits_for` is the limit of Slurm that kept
+    a missing point from being queued.
+    """
+
+    point: SweepPoint
+    state: str
+    job_id: int | None = None
+    task: int | None = None
+    token: str | None = None
+    exit_code: int | None = None
+    log: Path | None = None
+    cluster: str = ""
+    waits_for: str = ""
+
+
+def sweep_directory(site: Site, name: str) -> Path:
+    """Return the directory of a sweep of this name; BadInput for an invalid name."""
+    check(JobSpec(site.default_partition, name=name))
+    return site.paths.work / "sweeps" / name
+
+
+def run_statuses(
+    folder: Path, points: Sequence[SweepPoint], *, ask: bool = True, request: Request | None = None
+) -> tuple[RunStatus, ...]:
+    """The status of each point: by its result, then by its job, as the manifest ties them.
+
+    Without `ask` Slurm is left alone: a point without a result counts as missing.
+
+    Raises:
+        BadInput: the manifest is of another format, or of another `request`.
+    """
+    manifest = read_manifest(folder)
+    check_same_jobs(folder, manifest, request)
+    if not ask:
+        return _run_statuses(folder, points, manifest, {})
+    manifest = _located(manifest)
+    return _run_statuses(folder, points, manifest, _active_arrays(manifest))
+
+
+def kept_points(folder: Path, base: JobSpec) -> tuple[SweepPoint, ...]:
+    """The points of a sweep's manifest, for their status alone."""
+    rows = read_manifest(folder).rows
+    return tuple(SweepPoint(r["id"], r["values"], base, r.get("problem") or "") for r in rows)
+
+
+def submit(
+    site: Site,
+    folder: Path,
+    points: Sequence[SweepPoint],
+    modules: Modules,
+    running: int | None,
+    *,
+    after: Sequence[int] = (),
+    request: Request | None = None,
+    retry: bool = True,
+) -> tuple[RunStatus, ...]:
+    """Queue every point that has neither a result nor a job; return the status of all.
+
+    One `sbatch --test-only` per distinct shape comes before anything is queued. `points` are the
+    matrix as it is now; those of an earlier one are kept in the manifest. `running` is the most
+    tasks at a time, of all arrays together; `after` are jobs that must have ended before any of
+    these begins; a sweep of another `request` is refused; with `retry` failed points run again.
+
+    Raises:
+        BadInput: Slurm refuses a shape, or the directory holds another sweep; nothing is queued,
+            unless only nodes that are down kept Slurm from checking.
+        MissingPrerequisite: the directory is another user's.
+    """
+    with files.locked(folder / ".lock"):
+        require_own(folder)
+        manifest = read_manifest(folder)
+        check_same_jobs(folder, manifest, request)
+        if request and points:
+            environment.check_same(folder, points[0].spec.environment)
+        manifest = replace(_settled(folder, manifest), request=request or manifest.request)
+        files.clear_leftovers(folder / "sweep.json")
+        active = _active_arrays(manifest)
+        status = {run.point.id: run for run in _run_statuses(folder, points, manifest, active)}
+        wanted, prepared, full = wanted_points(tuple(status.values()), retry), [], ""
+        if wanted:
+            limits = client.submit_limits(points[0].spec.qos)
+            full, tasks = limits.setting, min(TASKS_PER_ARRAY, limits.array_tasks)
+            prepared = _prepare(site, folder, wanted[: limits.jobs], modules, running, tasks)
+        _ask_first(prepared)
+        known = {row.get("job_id") for row in of_this_cluster(manifest.rows)}
+        before = {*after, *(known & set(active) if running else ())}
+        full = _queue_all(folder, manifest, status, prepared, running, before) or full
+        _write(folder, manifest, status)
+    return tuple(
+        replace(run, waits_for=full) if run.state == MISSING else run for run in status.values()
     )
 
 
-def _shown(value: object) -> str:
-    text = " ".join(map(str, value)) if isinstance(value, list) else str(value or "none")
-    return text if len(text) <= 100 else f"{text[:97]}..."
+def _queue_all(
+    folder: Path,
+    manifest: Manifest,
+    status: dict[str, RunStatus],
+    prepared: Sequence[tuple[SweepArray, Path]],
+    running: int | None,
+    before: set[int],
+) -> str:
+    """Queue the arrays in turn until Slurm is full; return what it said then, '' if it was not."""
+    queued: list[int] = []
+    for number, (group, script) in enumerate(prepared):
+        # Those whose share of `running` it has, as `shares` deals; however they ended.
+        slot = queued[number % running :: running] if running else ()
+        waits = ":".join(map(str, sorted({*before, *slot})))
+        options = (f"--dependency=afterany:{waits}",) if waits else ()
+        try:
+            queued.append(_queue(folder, manifest, status, group, script, options))
+        except BadInput as fault:
+            if not client.is_full(fault):
+                raise
+            return " ".join(fault.details)  # what is queued stays; the same command queues the rest
+    return ""
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a sweep, empty where there is none; BadInput for an unreadable one."""
-    path = folder / "sweep.json"
-    hint = f"take {folder} away to start over"
+def _queue(
+    folder: Path,
+    manifest: Manifest,
+    status: dict[str, RunStatus],
+    group: SweepArray,
+    script: Path,
+    options: Sequence[str],
+) -> int:
+    """Queue the array of a group, in the manifest by its token before and by its id after."""
+    token, earlier = once.new_token(), dict(status)
+    _note(status, group, None, token)
+    _write(folder, manifest, status)  # what is queued now is found by its token
+    files.sync_directory(folder)
+    with undivided():
+        try:
+            job = once.submit(script, options, token=token)
+        except Unconfirmed:
+            raise
+        except BaseException:
+            _write(folder, manifest, earlier)
+            raise
+        _note(status, group, job, token)
+        _write(folder, manifest, status)
+    return job
+
+
+def _note(status: dict[str, RunStatus], group: SweepArray, job: int | None, token: str) -> None:
+    cluster = embedded_cluster()
+    for task, point in enumerate(group.points):
+        point = status[point.id].point
+        status[point.id] = RunStatus(point, QUEUED, job, task, token, cluster=cluster)
+
+
+def _located(manifest: Manifest, since: float | None = None) -> Manifest:
+    """Return the manifest with the jobs that are found by their tokens; `since` as in `locate`."""
+    folders: dict[str, list[Path]] = {}
+    for row in filter(_unconfirmed, manifest.rows):
+        folders.setdefault(row["token"], []).append(Path(row["directory"]))
+    known = locate(folders, since)
+    rows = (
+        {**row, "job_id": known.get(row["token"])} if _unconfirmed(row) else row
+        for row in manifest.rows
+    )
+    return replace(manifest, rows=tuple(rows))
+
+
+def _unconfirmed(row: Mapping[str, Any]) -> bool:
+    """Whether a command was stopped between writing down the token of a point and its job."""
+    return bool(row.get("token")) and row.get("job_id") is None
+
+
+def _settled(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest with the jobs of a stopped command; points that it queued no job for are free.
+
+    Their token is revoked, so that no job of it runs beside the next one, however late it comes.
+    """
+    if not any(map(_unconfirmed, manifest.rows)):
+        return manifest
+    since = (folder / "sweep.json").stat().st_mtime
+    rows = [dict(row) for row in _located(manifest, since).rows]
+    for row in filter(_unconfirmed, rows):
+        row["job_id"] = revoke(Path(row["directory"]), row["token"])
+        row["token"] = row["token"] if row["job_id"] else None
+    settled = replace(manifest, rows=tuple(rows))
+    write_manifest(folder, settled)
+    return settled
+
+
+def wanted_points(statuses: Sequence[RunStatus], retry: bool) -> list[SweepPoint]:
+    """The points that are to be queued; with `retry` also those that failed."""
+    states = {MISSING, FAILED} if retry else {MISSING}
+    return [one.point for one in statuses if one.state in states]
+
+
+def preview(
+    site: Site,
+    folder: Path,
+    points: Sequence[SweepPoint],
+    modules: Modules,
+    running: int | None,
+    tasks: int = TASKS_PER_ARRAY,
+) -> list[tuple[SweepArray, JobScript, Path, str]]:
+    """The scripts of arrays of at most `tasks` tasks, and their files of arguments."""
+    missing = groups(points, tasks)
+    dealt = zip(missing, shares(len(missing), running), strict=True)
+    arrays = []
+    for number, (group, share) in enumerate(dealt, start=len(list(folder.glob("array-*.sh")))):
+        file = folder / f"array-{number:03d}.args"
+        # A container brings its own software.
+        module = Module(()) if group.spec.container else modules[group.spec.partition]
+        script, text = render(site, group, module, file, share)
+        arrays.append((group, script, file, text))
+    return arrays
+
+
+def summary(statuses: Sequence[RunStatus]) -> str:
+    """`12 points: 7 done, 1 running, 4 queued`."""
+    counts = Counter(one.state for one in statuses)
+    parts = [
+        f"{counts[state]} {state}"
+        for state in (DONE, RUNNING, QUEUED, FAILED, MISSING, IMPOSSIBLE)
+        if counts[state]
+    ]
+    return f"{len(statuses)} points: {', '.join(parts)}"
+
+
+def _run_statuses(
+    folder: Path,
+    points: Sequence[SweepPoint],
+    manifest: Manifest,
+    active: Mapping[int, Sequence[JobRecord]],
+) -> tuple[RunStatus, ...]:
+    rows = {row["id"]: row for row in manifest.rows}
+    here = {row["id"] for row in of_this_cluster(manifest.rows)}
+    statuses = []
+    for point in points:
+        row = rows.get(point.id, {})
+        job_id, task, token = map(row.get, ("job_id", "task", "token"))
+        code = None if point.problem else exit_code(point_folder(folder, point) / "exit_code")
+        records = active.get(job_id, ()) if job_id is not None and point.id in here else ()
+        if point.problem:
+            state = IMPOSSIBLE
+        elif code == 0:
+            state = DONE
+        elif mine := [one for one in records if one.has_task(task or 0)]:
+            state = RUNNING if any(one.state == "RUNNING" for one in mine) else QUEUED
+        else:
+            state = MISSING if code is None else FAILED
+        log = folder / "logs" / f"{job_id}_{task}.log" if job_id is not None else None
+        statuses.append(
+            RunStatus(point, state, job_id, task, token, code, log, row.get("cluster") or "")
+        )
+    return tuple(statuses)
+
+
+def _prepare(
+    site: Site,
+    folder: Path,
+    points: Sequence[SweepPoint],
+    modules: Modules,
+    running: int | None,
+    tasks: int,
+) -> list[tuple[SweepArray, Path]]:
+    """Write the scripts of what is missing, and the arguments of their tasks."""
+    files.make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
+    prepared = []
+    for group, script, file, text in preview(site, folder, points, modules, running, tasks):
+        path = file.with_suffix(".sh")
+        files.clear_leftovers(path, file)
+        for point in group.points:
+            files.make_directory(point_folder(folder, point))
+        files.write_atomic(file, text)
+        environment.keep(path.with_suffix(f".{environment.NAME}"), group.spec.environment)
+        files.write_atomic(path, script.text, mode=0o755)
+        prepared.append((group, path))
+    return prepared
+
+
+def _ask_first(prepared: Sequence[tuple[SweepArray, Path]]) -> None:
+    """Ask Slurm about each distinct shape; withdraw what was written when it refuses one."""
     try:
-        if not path.exists():
-            return Manifest()
-        document = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
-    except (BadInput, OSError, ValueError, RecursionError) as fault:
-        raise BadInput(f"{path} cannot be read", hint=hint) from fault
-    if at(document, "schema") != _SCHEMA:
-        raise BadInput(f"{path} is not of version {_SCHEMA}", hint=hint)
-    rows, request = document.get("points"), document.get("request")
-    if not isinstance(rows, list) or not all(map(_is_row, rows)):
-        raise BadInput(f"{path} does not say which point is whose", hint=hint)
-    return Manifest(tuple(rows), request if isinstance(request, dict) else None)
+        for script in {id(group.spec): path for group, path in prepared}.values():
+            client.would_run(script)
+    except BaseException:
+        for _, script in prepared:
+            for end in (".sh", ".args", f".{environment.NAME}"):
+                script.with_suffix(end).unlink(missing_ok=True)
+        raise
 
 
-def _is_row(row: object) -> bool:
-    kinds = {"id": str, "job_id": int | None, "task": int | None, "token": str | None}
-    known = all(isinstance(at(row, name), kind) for name, kind in kinds.items())
-    return known and (at(row, "token") is None or isinstance(at(row, "directory"), str))
+def _active_arrays(manifest: Manifest) -> dict[int, list[JobRecord]]:
+    """Return the records of tasks that may still run, by array job; Slurm is asked if any may."""
+    found: dict[int, list[JobRecord]] = {}
+    for record in client.queue(mine=True) if manifest.rows else ():
+        if record.active and record.array_job is not None:
+            found.setdefault(record.array_job, []).append(record)
+    return found
 
 
-def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the points of a sweep whose jobs belong to this Slurm."""
-    here = embedded_cluster()
-    return [row for row in rows if (row.get("cluster") or "") == here]
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest as a whole."""
-    request = {} if manifest.request is None else {"request": dict(manifest.request)}
-    document = {"schema": _SCHEMA, **request, "points": [dict(row) for row in manifest.rows]}
-    write_json(folder / "sweep.json", document)
+def _write(folder: Path, manifest: Manifest, status: Mapping[str, RunStatus]) -> None:
+    """The manifest with the status of the points of this matrix; those of an earlier one stay."""
+    rows: list[Mapping[str, Any]] = [row for row in manifest.rows if row["id"] not in status]
+    for one in status.values():
+        own = {key: getattr(one, key) for key in ("state", "job_id", "task", "token", "cluster")}
+        point = {"id": one.point.id, "values": dict(one.point.values), "problem": one.point.problem}
+        rows.append({**point, **own, "directory": str(point_folder(folder, one.point))})
+    write_manifest(folder, replace(manifest, rows=tuple(rows)))

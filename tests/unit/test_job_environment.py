@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs import JobSpec, Module, environment, submission, sweep_run
+from hpcdl.jobs import JobSpec, Module, environment, submission, sweep
 from hpcdl.jobs.sweep import plan, request_of
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client, once
@@ -55,12 +55,12 @@ def test_a_value_is_in_one_file_for_its_owner_alone(site):
 
 def test_arrays_of_a_sweep_keep_theirs(site):
     base = JobSpec("p100", environment={"API_KEY": SECRET, "LR": "0.5"})
-    folder = sweep_run.sweep_directory(site, "s")
+    folder = sweep.sweep_directory(site, "s")
 
     def submit(base, *gpus):
         points = plan(site, base, {"gpus": gpus})
         modules = {"p100": Module(())}
-        sweep_run.submit(site, folder, points, modules, None, request=request_of(base))
+        sweep.submit(site, folder, points, modules, None, request=request_of(base))
 
     submit(base, "1", "2")
     kept = sorted(folder.glob("*.environment"))

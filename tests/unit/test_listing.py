@@ -8,8 +8,9 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs import JobSpec, Module, sweep, sweep_run
+from hpcdl.jobs import JobSpec, Module, sweep
 from hpcdl.jobs.listing import as_text, own_jobs
+from hpcdl.jobs.manifest import read_manifest
 from hpcdl.jobs.submission import index, submit
 from hpcdl.slurm import client, once
 from tests.make import takes_every_job
@@ -60,14 +61,14 @@ def swept(site, name):
     """A sweep of one array: jobs 7, 8... in the order of the calls."""
     rates = {"lr": ["0", "1", "2", "3"]}
     points = sweep.plan(site, JobSpec("p100", name=name, program=("true",)), rates)
-    folder = sweep_run.sweep_directory(site, name)
-    sweep_run.submit(site, folder, points, {"p100": Module(())}, None)
+    folder = sweep.sweep_directory(site, name)
+    sweep.submit(site, folder, points, {"p100": Module(())}, None)
     return folder
 
 
 def ended(folder, *codes):
     """The first tasks of a sweep have ended with these exit codes."""
-    for row, code in zip(sweep.read_manifest(folder).rows, codes, strict=False):
+    for row, code in zip(read_manifest(folder).rows, codes, strict=False):
         point = sweep.SweepPoint(row["id"], row["values"], JobSpec("p100"))
         place = sweep.point_folder(folder, point)
         place.mkdir(parents=True, exist_ok=True)
@@ -88,8 +89,8 @@ def test_an_array_is_listed_by_its_tasks(site, monkeypatch):
         (8, "RUNNING", "4 tasks: 1 completed, 1 running, 2 pending"),
     }
     assert len(own_jobs(site, 1)) == 1
-    points = sweep_run.kept_points(first, JobSpec("p100"))
-    assert [one.state for one in sweep_run.run_statuses(first, points)].count("done") == 3
+    points = sweep.kept_points(first, JobSpec("p100"))
+    assert [one.state for one in sweep.run_statuses(first, points)].count("done") == 3
 
 
 def test_an_array_that_nobody_knows_of_is_unconfirmed(site, monkeypatch):
@@ -123,8 +124,8 @@ def test_an_array_of_another_cluster_is_neither_listed_nor_cancelled(site, tmp_p
     assert own_jobs(site, 5) == ()
     assert main(["job", "cancel", "7"]) == 2
     point = sweep.plan(site, JobSpec("p100", name="of-the-other"), {"lr": ["0"]})
-    folder = sweep_run.sweep_directory(site, "of-the-other")
-    assert [one.state for one in sweep_run.run_statuses(folder, point)] == ["missing"]
+    folder = sweep.sweep_directory(site, "of-the-other")
+    assert [one.state for one in sweep.run_statuses(folder, point)] == ["missing"]
 
 
 def embedded(tmp_path, monkeypatch):

@@ -15,7 +15,8 @@ import pytest
 from hpcdl import cli
 from hpcdl.cli import main
 from hpcdl.cluster import rootfs
-from hpcdl.jobs import JobSpec, Module, listing, sweep_run
+from hpcdl.jobs import JobSpec, Module, listing
+from hpcdl.jobs import sweep as sweeps
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
@@ -334,7 +335,7 @@ def test_a_group_writes_to_nothing_of_a_sweep(tmp_path):
     site = small_site(tmp_path / "prefix")
     points = plan(site, JobSpec("p100", program=("x",)), {"lr": ["1", "2"]})
     with umask(0o002):
-        sweep_run.submit(site, tmp_path / "s", points, {"p100": Module(())}, None)
+        sweeps.submit(site, tmp_path / "s", points, {"p100": Module(())}, None)
     made = [tmp_path / "s", *(path for path in (tmp_path / "s").rglob("*") if path.is_dir())]
     assert len(made) == 5, "logs, points and two of these"
     assert [path for path in made if path.stat().st_mode & 0o022] == []
@@ -357,7 +358,7 @@ def test_a_planted_sweep_is_not_continued(shared):
     manifest = shlex.quote(json.dumps({"schema": 2, "points": [row]}))
     stranger(f"mkdir -m 0777 planted; echo {manifest} > planted/sweep.json", shared)
     with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
-        sweep_run.submit(small_site(shared / "prefix"), shared / "planted", (), {}, None)
+        sweep.submit(small_site(shared / "prefix"), shared / "planted", (), {}, None)
     assert not (shared / "target").exists()
 
 

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl.api import study as api
-from hpcdl.jobs.sweep import read_manifest, write_manifest
-from hpcdl.jobs.sweep_run import RunStatus
+from hpcdl.jobs.manifest import read_manifest, write_manifest
+from hpcdl.jobs.sweep import RunStatus
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.step import IMAGENET, SYNTHETIC
 from hpcdl.slurm import client

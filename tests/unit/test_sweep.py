@@ -18,10 +18,12 @@ from hpcdl.jobs.sweep import (
     point_id,
     render,
     request_of,
+    run_statuses,
     samples,
     shares,
+    submit,
+    sweep_directory,
 )
-from hpcdl.jobs.sweep_run import run_statuses, submit, sweep_directory
 from hpcdl.site import load_site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
@@ -121,7 +123,7 @@ def test_a_key_that_is_nearly_one_of_the_job_s_is_refused(key, meant):
 @pytest.mark.parametrize(
     ("program", "said"),
     [
-        ("x.py --seed {sed}", "the program has {sed}"),
+        ("x.py --seed {sed}", "--seed is an argument of"),
         ("x.py --seed 1", "--seed is an argument of"),
         ("x.py --seed=1", "and a key of --over"),
     ],

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from hpcdl.jobs.sweep_run import ACTIVE, DONE, IMPOSSIBLE, RunStatus
+from hpcdl.jobs.sweep import ACTIVE, DONE, IMPOSSIBLE, RunStatus
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json

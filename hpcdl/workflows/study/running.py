@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpcdl.jobs import sweep_run
+from hpcdl.jobs import sweep
 from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.script import JobScript
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import submit
-from hpcdl.jobs.sweep_run import ACTIVE, MISSING, QUEUED, Modules, RunStatus
+from hpcdl.jobs.sweep import ACTIVE, MISSING, QUEUED, Modules, RunStatus
 from hpcdl.jobs.watch import follow
 from hpcdl.site import Site
 from hpcdl.slurm import client
@@ -54,7 +54,7 @@ def run_statuses(plan: Plan, *, ask: bool = True) -> tuple[RunStatus, ...]:
     return tuple(
         status
         for folder, points in plan.rounds.items()
-        for status in sweep_run.run_statuses(folder, points, ask=ask)
+        for status in sweep.run_statuses(folder, points, ask=ask)
     )
 
 
@@ -118,7 +118,7 @@ def start(plan: Plan, modules: Modules) -> Iterator[str]:
         before: tuple[int, ...] = ()
         for folder, points in plan.rounds.items():
             after = before if running else ()
-            statuses = sweep_run.submit(plan.site, folder, points, modules, running, after=after)
+            statuses = sweep.submit(plan.site, folder, points, modules, running, after=after)
             active = {status.job_id for status in statuses if status.state in ACTIVE}
             before += tuple(job for job in active if job)
 
@@ -217,9 +217,9 @@ def check_scripts(plan: Plan, modules: Modules) -> Iterator[CheckedScript]:
     """Render every script of a study, and check each by lint and by `bash -n`. Writes nothing."""
     cluster = cluster_of(plan.site)
     for folder, points in plan.rounds.items():
-        anew = [RunStatus(point, MISSING) for point in points if not point.problem]
+        anew = [point for point in points if not point.problem]
         running = 1 if plan.scale.single_node else None
-        for group, script, *_ in sweep_run.preview(plan.site, folder, anew, modules, running):
+        for group, script, *_ in sweep.preview(plan.site, folder, anew, modules, running):
             findings = lint(
                 script.text,
                 name=f"{folder.name}.sh",
