@@ -1,12 +1,10 @@
-"""TFRecords of images of every kind, written without TensorFlow."""
+"""TFRecords of images of every kind, written, walked and damaged without TensorFlow."""
 
 import io
 import struct
 
 import numpy as np
 from PIL import Image
-
-from hpcdl.train.data.tfrecord import masked_crc32c
 
 
 def picture(height, width, kind="JPEG", mode="RGB"):
@@ -32,6 +30,26 @@ def write(path, records):
             head = struct.pack("<Q", len(record))
             file.write(head + struct.pack("<I", masked_crc32c(head)))
             file.write(record + struct.pack("<I", masked_crc32c(record)))
+
+
+def walk(path):
+    """(offset, length) of the records of a sound file."""
+    offset, data = 0, path.read_bytes()
+    while offset < len(data):
+        (length,) = struct.unpack_from("<Q", data, offset)
+        yield offset, length
+        offset += 16 + length
+
+
+def masked_crc32c(data):
+    """The checksum as TFRecord stores it (tensorflow/core/lib/hash/crc32c.h)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _entry(name, feature):

@@ -205,31 +205,9 @@ class FirstStep(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._clock = None
 
 
-class Trace(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Traces eight calls of one rank's step, after those that compile, for TensorBoard."""
-
-    _FIRST, _LAST = 3, 10
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
-        self._calls = 0
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Start before the first traced call."""
-        self._calls += 1
-        if self._calls == self._FIRST:
-            tf.profiler.experimental.start(str(self._folder))
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Stop after the last one."""
-        if self._calls == self._LAST:
-            tf.profiler.experimental.stop()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Stop where a run has fewer calls."""
-        if self._FIRST <= self._calls < self._LAST:
-            tf.profiler.experimental.stop()
+def trace(folder: Path) -> Any:
+    """Return Keras' callback that traces eight calls of a step, after those that compile."""
+    return tf.keras.callbacks.TensorBoard(folder, write_graph=False, profile_batch=(3, 10))
 
 
 # ---- scores ----

@@ -1,21 +1,20 @@
 """Models in and out: what plain Keras and TensorFlow load, without this package.
 
 An export is a directory: `model.keras`, `model.weights.h5`, `saved_model/`, and `model.json`, which
-says how pixels become the model's input; or an ONNX file, by tf2onnx. The model is built anew for
-it, in float32. Weights that come in may be such a directory, a file of Keras, or a checkpoint.
+says how pixels become the model's input. The model is built anew for it, in float32. Weights that
+come in may be such a directory, a file of Keras, or a checkpoint.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.errors import BadInput
 from hpcdl.system.files import explain_os_errors, write_json
 from hpcdl.system.trust import require_known_owner
 from hpcdl.train import checkpoint
@@ -24,7 +23,6 @@ from hpcdl.train.options import TrainOptions
 
 _KERAS = "model.keras"
 _SHOWN = 6
-_NEEDED = {".onnx": ("tf2onnx", "onnx"), ".parquet": ("pyarrow",)}
 
 
 def check_outputs(options: TrainOptions, recipe: ModelRecipe) -> None:
@@ -34,22 +32,15 @@ def check_outputs(options: TrainOptions, recipe: ModelRecipe) -> None:
             f"the directory of --export exists: {options.export}",
             hint="remove it, or name another one",
         )
-    for option, path in (("--export", options.export), ("--predict", options.predict)):
-        for package in _NEEDED.get(Path(path or "").suffix, ()):
-            if find_spec(package) is None:
-                why = f"{option} {path} needs {package}, which is not installed"
-                raise MissingPrerequisite(why, hint=f"`pip install {package}`")
     if options.export:
-        _rehearse(Path(options.export), recipe)
+        _rehearse(recipe)
 
 
-def _rehearse(path: Path, recipe: ModelRecipe) -> None:
+def _rehearse(recipe: ModelRecipe) -> None:
     """Write the untrained model, to learn now whether the trained one can be written."""
     with tempfile.TemporaryDirectory(prefix="hpcdl-export-") as folder:
         try:
-            _write(recipe.plain(), Path(folder) / f"rehearsal{path.suffix}", recipe, {})
-        except MissingPrerequisite:
-            raise
+            _write(recipe.plain(), Path(folder) / "rehearsal", recipe, {})
         except Exception as fault:  # of the model's own layers
             raise BadInput(
                 f"--export: Keras cannot write the model '{recipe.name}'",
@@ -75,9 +66,6 @@ def export(model: Any, path: Path, recipe: ModelRecipe, description: Mapping[str
 
 
 def _write(model: Any, path: Path, recipe: ModelRecipe, description: Mapping[str, Any]) -> None:
-    if path.suffix == ".onnx":
-        _write_onnx(model, path, recipe)
-        return
     path.mkdir(parents=True)
     model.save(path / _KERAS)
     model.save_weights(path / "model.weights.h5")
@@ -89,14 +77,6 @@ def _write(model: Any, path: Path, recipe: ModelRecipe, description: Mapping[str
     write_json(path / "model.json", {"schema": 1, "model": recipe.name, **description})
 
 
-def _write_onnx(model: Any, path: Path, recipe: ModelRecipe) -> None:
-    import tf2onnx
-
-    given = (tf.TensorSpec((None, *recipe.shape), recipe.spec.dtype, "inputs"),)
-    forward = tf.function(lambda inputs: model(inputs, training=False), input_signature=given)
-    tf2onnx.convert.from_function(forward, input_signature=given, output_path=str(path))
-
-
 def load_weights(model: Any, recipe: ModelRecipe, path: Path) -> str:
     """Assign the weights of a file; returns what to say. BadInput: they are of another network.
 
@@ -104,7 +84,7 @@ def load_weights(model: Any, recipe: ModelRecipe, path: Path) -> str:
     """
     try:
         arrays = _read(recipe, path)
-    except (BadInput, MissingPrerequisite):
+    except BadInput:
         raise
     except Exception as fault:  # Keras' readers raise of everything
         raise BadInput(

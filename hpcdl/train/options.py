@@ -160,13 +160,13 @@ class TrainOptions:
         **_TEXT,
     )
     export: str | None = option(
-        "write the trained model for Keras and TensorFlow; FILE.onnx: for ONNX",
+        "write the trained model for Keras and TensorFlow",
         None,
         metavar="DIR",
         **_TEXT,
     )
     predict: str | None = option(
-        "write a table of the test set's predictions; FILE.parquet: as Parquet",
+        "write a table of the test set's predictions",
         None,
         metavar="FILE.csv",
         **_TEXT,

@@ -23,7 +23,7 @@ from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, Mis
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.system.trust import require_own
 from hpcdl.train import checkpoint, diagnostics
-from hpcdl.train.callbacks import FirstStep, Leave, Scores, Steps, Trace, evaluate
+from hpcdl.train.callbacks import FirstStep, Leave, Scores, Steps, evaluate, trace
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
@@ -136,7 +136,7 @@ class RankRun:
             Steps(training),
         ]
         if self.options.profile:
-            callbacks.insert(0, Trace(self.options.folder / "profile" / f"rank-{self.ranks.rank}"))
+            callbacks.insert(0, trace(self.options.folder / "profile" / f"rank-{self.ranks.rank}"))
         status = "completed"
         try:
             with clear_errors():

@@ -88,19 +88,13 @@ def area(scores: Floats, labels: Floats) -> float:
 
 
 def write_predictions(path: Path, outputs: Floats, labels: Floats) -> None:
-    """Write a table of the test set, CSV or Parquet: place, labels, and the outputs."""
+    """Write a table of the test set: place, labels, and the outputs."""
     whole = bool(np.all(labels == np.round(labels)))
     kept = labels.astype(int) if whole else labels
     several = kept.shape[1] > 1
     columns: dict[str, Any] = {"index": np.arange(len(kept))}
     columns |= {f"label_{k}" if several else "label": row for k, row in enumerate(kept.T)}
     columns |= {f"p_{k}": row for k, row in enumerate(outputs.T)}
-    if path.suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
-
-        pyarrow.parquet.write_table(pyarrow.table(columns), path)
-        return
     shown = [[f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in c] for c in columns.values()]
     lines = [columns, *zip(*shown, strict=True)]
     write_atomic(path, "".join(",".join(line) + "\n" for line in lines))

@@ -11,8 +11,7 @@ from tests.integration.train_runs import INSIDE
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 pytest.importorskip("PIL", reason="pillow comes with hpcdl[test]")
 from hpcdl.train.data.dataset import Dataset, describe_shard, write_dataset
-from hpcdl.train.data.tfrecord import walk
-from tests.records import example, picture, write
+from tests.records import example, picture, walk, write
 
 pytestmark = pytest.mark.stack
 USERS = """
@@ -32,7 +31,7 @@ def runs(runs):
 
 def frames(shard):
     data = shard.read_bytes()
-    return [data[r.offset + 12 : r.offset + 12 + r.length] for r in walk(shard)]
+    return [data[offset + 12 : offset + 12 + length] for offset, length in walk(shard)]
 
 
 def records(folder, shards, replaced=None):

@@ -1,11 +1,8 @@
 """Models in and out: exported, loaded by plain Keras, tuned, scored, predicted, validated."""
 
 import json
-import subprocess
 
 import pytest
-
-from tests.integration.train_runs import environment
 
 pytestmark = pytest.mark.stack
 # Where `import hpcdl` fails: what is exported needs nothing of it.
@@ -149,27 +146,6 @@ def test_weights_of_another_network_are_refused_by_layer(runs):
     runs.learn("--steps=1", "--model=a:network", "--export=out")
     said = "first/kernel: (3, 3, 1, 8) there, (3, 3, 1, 9) here"
     runs.learn("--steps=1", "--model=b:network", "--weights=out", job="b", code=2, says=said)
-
-
-@pytest.mark.parametrize(
-    ("option", "package", "begins"),
-    [
-        ("--export=model.onnx", "tf2onnx", b"\x08"),
-        ("--predict=table.parquet", "pyarrow", b"PAR1"),
-    ],
-    ids=["onnx", "parquet"],
-)
-def test_other_forms_are_written_by_packages_that_a_release_has_not(runs, option, package, begins):
-    """Refused before a step is done where the package is missing; else the file is of its form."""
-    ask = [runs.python, "-c", f"import {package}"]
-    there = subprocess.run(ask, capture_output=True, env=environment(), check=False)
-    words = ("--model=mine:network", "--steps=2", option)
-    if there.returncode:
-        said = f"{option.replace('=', ' ')} needs {package}, which is not installed"
-        assert runs.learn(*words, code=3, says=said).result["steps"]["done"] == 0
-    else:
-        runs.learn(*words)
-        assert (runs.folder / option.partition("=")[2]).read_bytes()[: len(begins)] == begins
 
 
 def test_a_run_that_is_refused_leaves_the_result_of_the_one_before(runs):

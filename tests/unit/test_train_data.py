@@ -2,7 +2,7 @@
 
 import json
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -13,8 +13,8 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.files import LockBusy
 from hpcdl.train.data import dataset, making
 from hpcdl.train.data.__main__ import main
-from hpcdl.train.data.dataset import FINDINGS, MADE, Dataset, PhotoRequest, Shard, write_dataset
-from hpcdl.train.data.photos import plans_of, stream, stripes
+from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
+from hpcdl.train.data.photos import PhotoRequest, plans_of, stream, stripes
 from hpcdl.train.data.table import read_table, request_of
 
 ASKED = (
@@ -34,9 +34,12 @@ def photos(folder):
         shard = Shard(f"{split}-00000-of-00001.tfrecord", count, count * 3500, "")
         (folder / shard.name).write_bytes(bytes(shard.bytes))
         splits[split] = (shard,)
-    made = Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, "", splits, "classes", 1)
-    write_dataset(made)
-    (folder / MADE).write_text(json.dumps(asdict(PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1))))
+    asked = asdict(PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1))
+    write_dataset(
+        Dataset(
+            folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, "", splits, "classes", 1, asked
+        )
+    )
 
 
 OTHERS = (
@@ -60,7 +63,8 @@ def test_photos_that_were_asked_for_are_kept_where_that_is_known(tmp_path, capsy
     photos(tmp_path)
     assert json.loads((tmp_path / "dataset.json").read_text())["splits"]["test"]["examples"] == 4
     assert would(tmp_path, capsys) == "keep"
-    (tmp_path / MADE).unlink()
+    made = tmp_path / "dataset.json"
+    made.write_text(made.read_text().replace('"request"', '"other"'))
     assert would(tmp_path, capsys) == "write"
 
 
@@ -73,8 +77,9 @@ def test_other_photos_are_made_anew(tmp_path, argument, capsys):
 @pytest.mark.parametrize("text", ["", "7", "[" * 100_000, '{"schema": 1, "seed": 1e999}'])
 def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
     photos(tmp_path)
-    (tmp_path / MADE).write_text(text)
-    assert dataset.made_before(tmp_path, {}) is None
+    (tmp_path / dataset.REQUEST).write_text(text)
+    assert dataset.read_request(tmp_path) != {"seed": 1}
+    (tmp_path / dataset.REQUEST).unlink()
     whole = json.loads((tmp_path / dataset.FILE).read_text())
     with suppress(ValueError, RecursionError, TypeError):
         text = json.dumps({**whole, **json.loads(text)})
@@ -94,9 +99,9 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     (tmp_path / min(shards)).write_bytes(b"of another")
 
     def make(seed, record):
-        made = Dataset(tmp_path, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {})
-        plans = making.share_out("train", range(4), 2, record)
-        return making.make_dataset(made, plans, {"seed": seed}, threads=1)
+        asked = {"seed": seed}
+        made = Dataset(tmp_path, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {}, request=asked)
+        return making.make_dataset(made, making.share_out("train", range(4), 2, record), threads=1)
 
     def meanwhile(number):
         if number == 2:
@@ -106,7 +111,7 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
 
     make(1, meanwhile)
     kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert kept.keys() == {"dataset.json", MADE, *shards}
+    assert kept.keys() == {"dataset.json", *shards}
     assert {kept[name] for name in shards} == {b"11"}
     make(1, lambda _: pytest.fail("made again"))
 
@@ -126,7 +131,8 @@ def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, ca
     (images / "1.jpg").write_bytes(b"one")
     table.write_text("1.jpg,cat\n")
     request = request_of(images, table, read_table(images, table), shards=16, test=0.1, seed=1)
-    write_dataset(Dataset(made, "folder", "jpeg", (4, 4, 3), 1, 255.0, 1, "", {"train": ()}))
+    whole = Dataset(made, "folder", "jpeg", (4, 4, 3), 1, 255.0, 1, "", {"train": ()})
+    write_dataset(whole)
 
     def answer():
         argv = ("make", "folder", str(made), f"--images={images}", f"--labels={table}")
@@ -134,9 +140,7 @@ def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, ca
         return capsys.readouterr().out.split()[1]
 
     assert answer() == "write", "nothing says what it was made of"
-    (made / dataset.REQUEST).write_text(json.dumps(request))
-    assert answer() == "write", "it is not at its end"
-    (made / dataset.REQUEST).replace(made / MADE)
+    write_dataset(replace(whole, request=request))
     assert answer() == "keep"
     (images / "1.jpg").write_bytes(b"mended")
     assert answer() == "write"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from hpcdl.train.data.data_options import build_parser
 from hpcdl.train.data.dataset import (
     FILE,
     Dataset,
-    PhotoRequest,
     guard,
     load_dataset,
     made_before,
@@ -47,7 +46,7 @@ def _make(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         print(f"would {'keep' if existing else 'write'} the {args.kind} in {folder}")
         return ExitCode.OK
-    dataset = existing or _made(folder, args.kind, request, rows, _threads(args))
+    dataset = existing or _made(folder, args.kind, request, rows)
     counts = {split: dataset.examples(split) for split in dataset.splits}
     if args.json:
         values = {
@@ -69,10 +68,10 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
     if args.kind == "digits":
         return {"kind": "digits", "seed": args.seed}, []
     if args.kind == "photos":
-        (width, height), same = args.size, ("count", "bytes", "classes", "shards", "seed", "task")
+        same = ("count", "bytes", "classes", "shards", "seed", "task")
         asked = {name: getattr(args, name) for name in same}
-        photos = PhotoRequest(test=args.test_count, width=width, height=height, **asked)
-        return asdict(photos), []
+        width, height = args.size
+        return {**asked, "test": args.test_count, "width": width, "height": height}, []
     if not args.images or not args.labels:
         raise BadInput("`data make folder` needs --images DIR and --labels CSV")
     images, table = Path(args.images).absolute(), Path(args.labels).absolute()
@@ -81,12 +80,10 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
     return asked, rows
 
 
-def _made(
-    folder: Path, kind: str, request: dict[str, Any], rows: list[ImageRow], threads: int
-) -> Dataset:
-    _tensorflow(1)
+def _made(folder: Path, kind: str, request: dict[str, Any], rows: list[ImageRow]) -> Dataset:
+    threads = _tensorflow(1)
     if kind == "photos":
-        from hpcdl.train.data.photos import make_photos
+        from hpcdl.train.data.photos import PhotoRequest, make_photos
 
         return make_photos(folder, PhotoRequest(**request), threads)
     from hpcdl.train.data.making import make_digits, make_from_folder
@@ -102,14 +99,14 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
     described = (folder / FILE).exists() and not args.index
     if (args.decode or args.repair) and not described:
         raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
-    _tensorflow(1)
+    threads = _tensorflow(1)
     from hpcdl.train.data.inspecting import compared, index, inspect, repair
     from hpcdl.train.data.pipeline import fault_of
 
     judge = None
     if args.decode:
         judge = partial(fault_of, load_dataset(folder))
-    report = inspect(folder, _threads(args), judge)
+    report = inspect(folder, threads, judge)
     if args.index:
         index(folder, report, args.classes, args.task, args.label_offset)
     elif described:
@@ -125,8 +122,7 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
 
 def _bench(args: argparse.Namespace) -> ExitCode:
     dataset = read_dataset(Path(args.folder).absolute())
-    threads = _threads(args)
-    _tensorflow(threads)
+    threads = _tensorflow()
     from hpcdl.train.data.bench import bench
 
     result = bench(dataset, crop=args.crop, batch=args.batch, seconds=args.seconds, threads=threads)
@@ -138,13 +134,14 @@ def _bench(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _threads(args: argparse.Namespace) -> int:
-    return int(args.threads or this_place().cpus)
+def _tensorflow(threads: int | None = None) -> int:
+    """Import TensorFlow with some threads, else one per CPU; returns the CPUs of this process.
 
-
-def _tensorflow(threads: int) -> None:
-    """Import TensorFlow as these commands want it: modules that use it may be imported then."""
-    import_tensorflow(replace(this_place(), cpus=threads))
+    Modules that use it may be imported then.
+    """
+    place = this_place()
+    import_tensorflow(replace(place, cpus=threads or place.cpus))
+    return place.cpus
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ def _make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=1, help="random seed (default 1)")
     shards = at_least(1, _MOST_SHARDS)
     _add(parser, "--shards", 16, "number of training files (default 16; digits: always 4)", shards)
-    _add(parser, "--threads", None, "shards written in parallel (default: CPUs)")
     photos = parser.add_argument_group("kind photos: JPEGs like photographs, for studies of input")
     _add(photos, "--count", 1280, "training images (default 1280)")
     _add(photos, "--test-count", 0, "test images (default 0)", not_negative)
@@ -60,7 +59,6 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repair", action="store_true", help="write damaged shards again without damaged records"
     )
-    _add(parser, "--threads", None, "shards read in parallel (default: CPUs)")
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +67,6 @@ def _bench(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--crop", 224, "side of the cropped images (default 224)", side, "PX")
     _add(parser, "--batch", 64, "images per batch (default 64)")
     _add(parser, "--seconds", 8.0, "how long to measure (default 8)", seconds, "S")
-    _add(parser, "--threads", None, "CPU threads (default: those this process may use)")
 
 
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {

@@ -1,23 +1,22 @@
 """dataset.json: what a directory of TFRecord shards holds, and the check that it is all there.
 
-Written last, so that a directory with a dataset.json is a complete data set. What was asked of
-`hpcdl data make` lies beside it: `.making.json` until all shards are there, then `.made.json`.
+Written last, so that a directory with a dataset.json is a complete data set. It says what was
+asked of `hpcdl data make`; until all shards are there, `.making.json` does.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
 
-FILE, REQUEST, MADE = "dataset.json", ".making.json", ".made.json"
+FILE, REQUEST = "dataset.json", ".making.json"
 SCHEMA = 1
 _AGAIN = "`hpcdl data inspect --index DIR` writes it again"
 FINDINGS = (
@@ -56,7 +55,8 @@ class Dataset:
     `kind` names who made it; `encoding` is `raw` (uint8 values of `shape`) or `jpeg`; `shape` is
     (height, width, channels), for jpeg the usual one; `scale` is the value that maps to 1.0;
     `splits` are `train` and, where there is one, `test`. `task` is `classes` or `findings`;
-    `label_offset` is the number of the first class (1 in the usual ImageNet records).
+    `label_offset` is the number of the first class (1 in the usual ImageNet records). `request` is
+    what `hpcdl data make` was asked, as JSON values.
     """
 
     folder: Path
@@ -70,6 +70,7 @@ class Dataset:
     splits: dict[str, tuple[Shard, ...]]
     task: str = "classes"
     label_offset: int = 0
+    request: dict[str, Any] = field(default_factory=dict)
 
     @property
     def digest(self) -> str:
@@ -150,6 +151,7 @@ def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
         },
         task=values.get("task", "classes"),
         label_offset=int(values.get("label_offset", 0)),
+        request=dict(values.get("request", {})),
     )
 
 
@@ -188,21 +190,6 @@ def shard_files(folder: Path) -> list[Path]:
     return files
 
 
-@dataclass(frozen=True)
-class PhotoRequest:
-    """A request: `count` images to train and `test` ones, `bytes` each on average."""
-
-    count: int
-    test: int
-    width: int
-    height: int
-    bytes: int
-    classes: int
-    shards: int
-    seed: int
-    task: str = "classes"
-
-
 def guard(folder: Path, kind: str) -> None:
     """Refuse to write where records of another command, or of a person, would be lost."""
     if (folder / REQUEST).exists() or not any(folder.glob("*.tfrecord*")):
@@ -218,17 +205,16 @@ def guard(folder: Path, kind: str) -> None:
         )
 
 
-def made_before(folder: Path, request: Mapping[str, Any]) -> Dataset | None:
-    """The data set in a directory, where it is whole and what this request made, to its end."""
-    if (folder / REQUEST).exists():
-        return None
+def made_before(folder: Path, request: dict[str, Any]) -> Dataset | None:
+    """The data set in a directory, where it is whole and what this request made."""
     with suppress(BadInput):
-        return read_dataset(folder) if read_request(folder / MADE) == dict(request) else None
+        dataset = read_dataset(folder)
+        return dataset if dataset.request == request else None
     return None
 
 
-def read_request(path: Path) -> Any:
-    """Return the stored request, as JSON values; None if it is missing, or the file is damaged."""
+def read_request(folder: Path) -> Any:
+    """Return what an unfinished data set was asked for; None if it is missing, or damaged."""
     with suppress(OSError, ValueError, RecursionError):
-        return json.loads(path.read_text())
+        return json.loads((folder / REQUEST).read_text())
     return None

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,7 +26,6 @@ from hpcdl.system.files import LockBusy, clear_leftovers, explain_os_errors, loc
 from hpcdl.system.text import StatusLine
 from hpcdl.train.data.dataset import (
     FILE,
-    MADE,
     REQUEST,
     Dataset,
     Shard,
@@ -41,7 +39,6 @@ from hpcdl.train.data.source import reason
 from hpcdl.train.data.table import ImageRow, are_several, names_of
 
 _PART, _LOCK = ".part", ".making.lock"
-_LONG_SECONDS = 10.0  # what takes less needs no line in a log
 _TEST_DIGITS = 357
 _DIGITS = "scikit-learn load_digits: UCI ML optical recognition of handwritten digits, test set"
 Item = TypeVar("Item")
@@ -73,12 +70,10 @@ def share_out(
     ]
 
 
-def make_dataset(
-    dataset: Dataset, plans: Sequence[ShardPlan], request: Mapping[str, Any], threads: int
-) -> Dataset:
+def make_dataset(dataset: Dataset, plans: Sequence[ShardPlan], threads: int) -> Dataset:
     """Write all shards that are not there yet, and dataset.json; the data set with its splits.
 
-    `request` is what was asked, as JSON values: it decides whether shards found there count.
+    What was asked decides whether shards found there count.
     Raises MissingPrerequisite: no space or no permission; complete shards stay for the next try.
     """
     folder = dataset.folder
@@ -93,32 +88,27 @@ def make_dataset(
         except MissingPrerequisite as fault:  # a parallel file system may have no locks
             print(f"{fault.message}: nothing keeps others out of {folder}", file=sys.stderr)
         guard(folder, dataset.kind)  # another one may have ended meanwhile
-        return made_before(folder, request) or _make(dataset, plans, request, threads)
+        return made_before(folder, dataset.request) or _make(dataset, plans, threads)
 
 
-def _make(
-    dataset: Dataset, plans: Sequence[ShardPlan], request: Mapping[str, Any], threads: int
-) -> Dataset:
+def _make(dataset: Dataset, plans: Sequence[ShardPlan], threads: int) -> Dataset:
     folder = dataset.folder
-    _begin(folder, request)
+    _begin(folder, dataset.request)
     with StatusLine(sys.stderr) as line, ThreadPoolExecutor(threads) as pool:
-        waiting = {pool.submit(_write, folder, plan): plan for plan in plans}
-        done: dict[str, Shard] = {}
-        begun = time.monotonic()
+        waiting = [pool.submit(_write, folder, plan) for plan in plans]
         try:
-            for written in as_completed(waiting):
-                done[waiting[written].name] = written.result()
-                if sys.stderr.isatty() or time.monotonic() - begun > _LONG_SECONDS:
-                    line.show(f"{len(done)} of {len(plans)} shards are written")
+            for done, written in enumerate(as_completed(waiting), 1):
+                written.result()
+                line.show(f"{done} of {len(plans)} shards are written")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     splits: dict[str, tuple[Shard, ...]] = {}
-    for plan in plans:
-        splits[plan.split] = (*splits.get(plan.split, ()), done[plan.name])
+    for plan, written in zip(plans, waiting, strict=True):
+        splits[plan.split] = (*splits.get(plan.split, ()), written.result())
     whole = replace(dataset, splits=splits)
     write_dataset(whole)
-    (folder / REQUEST).replace(folder / MADE)
+    (folder / REQUEST).unlink()
     return whole
 
 
@@ -138,16 +128,14 @@ def _feature(value: bytes | int | Sequence[int] | str) -> Any:
     return tf.train.Feature(int64_list=tf.train.Int64List(value=numbers))
 
 
-def _begin(folder: Path, request: Mapping[str, Any]) -> None:
-    path = folder / REQUEST
-    clear_leftovers(path, folder / FILE)
-    (folder / MADE).unlink(missing_ok=True)
-    if read_request(path) != dict(request):
+def _begin(folder: Path, request: dict[str, Any]) -> None:
+    clear_leftovers(folder / REQUEST, folder / FILE)
+    if read_request(folder) != request:
         for old in (*folder.glob("*.tfrecord"), folder / FILE):
             old.unlink(missing_ok=True)
     for part in folder.glob(f"*{_PART}"):
         part.unlink()
-    write_json(path, dict(request))
+    write_json(folder / REQUEST, request)
 
 
 def _write(folder: Path, plan: ShardPlan) -> Shard:
@@ -181,7 +169,7 @@ def _write_records(path: Path, records: Iterable[bytes]) -> None:
 # ---- digits, and a directory of images ----
 
 
-def make_digits(folder: Path, request: Mapping[str, Any], threads: int) -> Dataset:
+def make_digits(folder: Path, request: dict[str, Any], threads: int) -> Dataset:
     """Scikit-learn's 1,797 handwritten digits (8x8), a data set that comes with a Python package.
 
     The split and the order are drawn from the seed; the same seed gives the same bytes. Raises
@@ -204,12 +192,14 @@ def make_digits(folder: Path, request: Mapping[str, Any], threads: int) -> Datas
     order = np.random.RandomState(request["seed"]).permutation(len(labels)).tolist()
     plans = share_out("train", order[:-_TEST_DIGITS], 4, record)
     plans += share_out("test", order[-_TEST_DIGITS:], 2, record)
-    dataset = Dataset(folder, "digits", "raw", (8, 8, 1), 10, 16.0, request["seed"], _DIGITS, {})
-    return make_dataset(dataset, plans, request, threads)
+    dataset = Dataset(
+        folder, "digits", "raw", (8, 8, 1), 10, 16.0, request["seed"], _DIGITS, {}, request=request
+    )
+    return make_dataset(dataset, plans, threads)
 
 
 def make_from_folder(
-    folder: Path, rows: Sequence[ImageRow], request: Mapping[str, Any], threads: int
+    folder: Path, rows: Sequence[ImageRow], request: dict[str, Any], threads: int
 ) -> Dataset:
     """Records of the images that `rows` name, as medical data often come; of `table.request_of`.
 
@@ -235,9 +225,9 @@ def make_from_folder(
         source,
         {},
         "findings" if several else "classes",
-        0,
+        request=request,
     )
-    return make_dataset(dataset, plans, request, threads)
+    return make_dataset(dataset, plans, threads)
 
 
 def _image_record(row: ImageRow, names: tuple[str, ...], several: bool) -> bytes:

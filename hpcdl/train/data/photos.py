@@ -10,7 +10,7 @@ from the seed and the image's number, so an interrupted run continues with the s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import FINDINGS, Dataset, PhotoRequest
+from hpcdl.train.data.dataset import FINDINGS, Dataset
 from hpcdl.train.data.making import ShardPlan, example, make_dataset, share_out
 
 Image = NDArray[np.uint8]
@@ -30,6 +30,21 @@ _FIRST_TEST = 1 << 31
 _SOURCE = "hpcdl data make photos: 1/f textures with noise, other ones to test with"
 _FINDING_SHARE = 0.2
 _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
+
+
+@dataclass(frozen=True)
+class PhotoRequest:
+    """A request: `count` images to train and `test` ones, `bytes` each on average."""
+
+    count: int
+    test: int
+    width: int
+    height: int
+    bytes: int
+    classes: int
+    shards: int
+    seed: int
+    task: str = "classes"
 
 
 def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
@@ -47,9 +62,9 @@ def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
         {},
         request.task,
         0 if with_findings else 1,
+        asdict(request),
     )
-    plans = plans_of(request, _Painter(request).record)
-    return make_dataset(dataset, plans, asdict(request), threads)
+    return make_dataset(dataset, plans_of(request, _Painter(request).record), threads)
 
 
 def plans_of(request: PhotoRequest, record: Callable[[int], bytes]) -> list[ShardPlan]:
