@@ -17,11 +17,8 @@ from hpcdl.results.records import at
 REPEATS, SHARED_REPEATS = 20, 200
 """Iterations of each size. On a single node the best of many seconds counts: another program may
 keep its CPUs for longer than 20 iterations take."""
-WAYS = [
-    (way, nodes, ranks)
-    for way in ("horovod", "multiworker")
-    for nodes, ranks in ((1, 2), (2, 2), (1, ALL), (2, ALL))
-]
+SHAPES = [(1, 2), (2, 2), (1, ALL), (2, ALL)]
+"""Nodes, and ranks on each."""
 
 
 def copies_of(gpus):
@@ -54,21 +51,17 @@ def nccl_faults(measured):
 
 @rfm.simple_test
 class allreduce(HpcdlCheck):
-    """Bus bandwidth by message size: Horovod, and TensorFlow's own collectives (NCCL on GPUs).
+    """Bus bandwidth by message size, of Horovod (NCCL on GPUs)."""
 
-    The latter open a server that asks nobody for a password: on networks that the site trusts, on
-    nodes of their own.
-    """
-
-    way = parameter(WAYS, fmt=lambda way: f"{way[0]}-{shape_name(*way[1:])}")
+    shape = parameter(SHAPES, fmt=lambda shape: f"horovod-{shape_name(*shape)}")
 
     @run_after("init")
     def take_tags(self):
-        self.tags = {"nightly", *(["smoke"] if self.way == ("horovod", 2, 2) else [])}
+        self.tags = {"nightly", *(["smoke"] if self.shape == (2, 2) else [])}
 
     @property
     def case_name(self):
-        return f"{self.way[0]}-{shape_name(self.way[1], self.num_tasks_per_node)}"
+        return f"horovod-{shape_name(self.shape[0], self.num_tasks_per_node)}"
 
     @property
     def sizes(self):
@@ -76,25 +69,19 @@ class allreduce(HpcdlCheck):
         return SIZES if self.execution.full_size else SMALL_SIZES
 
     def suits(self, site, partition, execution):
-        trusted = self.way[0] != "multiworker" or site.trusted_network
-        return trusted and (execution.full_size or self.way[2] != ALL)
+        return execution.full_size or self.shape[1] != ALL
 
     def request(self, site, partition):
-        strategy, nodes, ranks = self.way
+        nodes, ranks = self.shape
         repeats = SHARED_REPEATS if self.execution.judges_best else REPEATS
         program = (
             "python",
             "-m",
             "hpcdl.measure.allreduce",
-            f"--strategy={strategy}",
             f"--sizes={','.join(map(str, self.sizes))}",
             f"--repeats={repeats}",
         )
-        name = f"{self.check_name}-{strategy}"
-        asked = job_on(partition, name, program, nodes=nodes, ranks=ranks)
-        if strategy != "multiworker":
-            return asked
-        return replace(asked, launcher="multiworker")
+        return job_on(partition, f"{self.check_name}-horovod", program, nodes=nodes, ranks=ranks)
 
     def metrics(self):
         """All sizes are judged; by the best iteration, only the largest."""

@@ -1,26 +1,25 @@
 """`python -m hpcdl.measure.allreduce`: how fast the ranks sum a tensor, by its size.
 
-The very operation that training uses, Horovod's (with NCCL where it was built for GPUs), or
-TensorFlow's collectives (NCCL on GPUs) among the workers of TF_CONFIG. An iteration takes as long
-as its slowest rank; the first ones are left out. Bus bandwidth is as nccl-tests define it:
+The very operation that training uses, Horovod's (with NCCL where it was built for GPUs). An
+iteration takes as long as its slowest rank; the first ones are left out. Bus bandwidth is as
+nccl-tests define it:
 bytes / seconds x 2 (n - 1) / n for n ranks, which the hardware bounds whatever n is.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpcdl.measure import run_program, write_measurement
 from hpcdl.system.amounts import positive
-from hpcdl.system.errors import HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import HpcdlError
 from hpcdl.train.startup import RankPlace, StartupClock, import_tensorflow
 
 if TYPE_CHECKING:
@@ -50,7 +49,9 @@ def measure(ranks: Ranks, size: int, repeats: int) -> list[float]:
     import tensorflow as tf
 
     tensor = tf.fill([size // 4], tf.constant(float(ranks.rank + 1)))
-    averaged = _compiled(ranks, lambda values: ranks.total([values])[0][:1] / ranks.size)
+    averaged = tf.function(
+        lambda values: ranks.total([values])[0][:1] / ranks.size, autograph=False
+    )
     times = []
     for _ in range(WARMUP + repeats):
         start = time.perf_counter()
@@ -63,54 +64,6 @@ def measure(ranks: Ranks, size: int, repeats: int) -> list[float]:
     return [float(seconds) for seconds in ranks.sum_on_host(rows).max(axis=0)]
 
 
-def _compiled(ranks: Ranks, body: Callable[..., Any]) -> Callable[..., Any]:
-    import tensorflow as tf
-
-    strategy = getattr(ranks, "strategy", None)
-    if strategy is None:
-        compiled: Callable[..., Any] = tf.function(body, autograph=False)
-        return compiled
-    within: Callable[..., Any] = tf.function(
-        lambda *values: strategy.run(body, args=values), autograph=False
-    )
-    return within
-
-
-def _collectives(place: RankPlace) -> Ranks:
-    """Return the ranks joined by tf.distribute, which TF_CONFIG describes."""
-    import tensorflow as tf
-
-    from hpcdl.train.ranks import Ranks
-
-    if "TF_CONFIG" not in os.environ:
-        raise MissingPrerequisite(
-            "--strategy multiworker needs TF_CONFIG",
-            hint="`hpcdl job submit --launcher multiworker` sets it for every rank",
-        )
-
-    class Collectives(Ranks):
-        name = "multiworker"
-        rank, size = place.rank, place.size
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
-
-        def total(self, tensors: Sequence[Any], *, compress: bool = False) -> list[Any]:
-            # The sum must know on which device the tensors are.
-            with tf.device(self.strategy.extended.worker_devices[0]):
-                placed = [tf.identity(tensor) for tensor in tensors]
-            context = tf.distribute.get_replica_context()
-            sums: list[Any] = context.all_reduce(tf.distribute.ReduceOp.SUM, placed)
-            return sums
-
-        def sum_on_host(self, values: Any) -> Any:
-            summed = _compiled(self, lambda tensor: self.total([tensor])[0])
-            return np.asarray(summed(tf.constant(values, tf.float64)))
-
-        def close(self) -> None:
-            self.sum_on_host(np.zeros(1))  # the coordinator must not exit first
-
-    return Collectives()
-
-
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(max(4, positive(part) // 4 * 4) for part in text.split(","))
 
@@ -120,7 +73,6 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.allreduce", allow_abbrev=False)
     parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
     parser.add_argument("--repeats", type=positive, default=20, metavar="N")
-    parser.add_argument("--strategy", choices=("auto", "horovod", "multiworker"), default="auto")
     args = parser.parse_args(argv)
     return run_program(lambda place: _run(args, place))
 
@@ -129,8 +81,7 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     import_tensorflow(place)
     from hpcdl.train.ranks import join_ranks
 
-    several = args.strategy == "multiworker" or (args.strategy == "auto" and _is_worker())
-    ranks = _collectives(place) if several else join_ranks(place, StartupClock())
+    ranks = join_ranks(place, StartupClock())
     if ranks.size < 2:
         raise HpcdlError("an all-reduce needs at least two ranks")
     hosts = ranks.gather_text(place.host)
@@ -138,10 +89,6 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     if ranks.rank == 0:
         _tell(ranks, args, hosts, seconds)
     ranks.close()
-
-
-def _is_worker() -> bool:
-    return "TF_CONFIG" in os.environ
 
 
 def _tell(

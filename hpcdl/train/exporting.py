@@ -92,38 +92,25 @@ def load_weights(model: Any, recipe: ModelRecipe, path: Path) -> str:
             hint="a directory of --export, a .keras or .weights.h5 file, or a checkpoint",
         ) from fault
     wanted = model.weights
-    if len(arrays) != len(wanted):
-        raise _mismatch(path, [f"{len(arrays)} arrays there, {len(wanted)} in {recipe.name}"])
     names = [getattr(weight, "path", weight.name) for weight in wanted]
-    other = [
-        index
-        for index, (array, variable) in enumerate(zip(arrays, wanted, strict=True))
-        if tuple(array.shape) != tuple(variable.shape)
-    ]
+    shapes = [[tuple(each.shape) for each in some] for some in (arrays, wanted)]
+    rows = zip(names, *shapes, strict=False)
+    other = [f"{name}: {there} there, {here} here" for name, there, here in rows if there != here]
+    if len(arrays) != len(wanted):
+        other = [f"{len(arrays)} arrays there, {len(wanted)} in {recipe.name}"]
     last = names[-1].rpartition("/")[0]
-    head = [i for i, name in enumerate(names) if name.rpartition("/")[0] == last]
-    if not set(other) <= set(head):
-        raise _mismatch(
-            path,
-            [
-                f"{names[i]}: {tuple(arrays[i].shape)} there, {tuple(wanted[i].shape)} here"
-                for i in other
-            ],
+    if not all(text.startswith(f"{last}/") for text in other):
+        more = [f"and {len(other) - _SHOWN} more"] if len(other) > _SHOWN else []
+        raise BadInput(
+            f"the weights in {path} are of another network",
+            details=[*other[:_SHOWN], *more],
+            hint="--model and --image-size must be those of the weights",
         )
-    for index, (array, variable) in enumerate(zip(arrays, wanted, strict=True)):
-        if not (other and index in head):
+    for name, array, variable in zip(names, arrays, wanted, strict=True):
+        if not (other and name.startswith(f"{last}/")):
             variable.assign(array)
     kept = f"; {last} is of another width and starts anew" if other else ""
     return f"weights of {path}{kept}"
-
-
-def _mismatch(path: Path, details: Sequence[str]) -> BadInput:
-    more = [f"and {len(details) - _SHOWN} more"] if len(details) > _SHOWN else []
-    return BadInput(
-        f"the weights in {path} are of another network",
-        details=[*details[:_SHOWN], *more],
-        hint="--model and --image-size must be those of the weights",
-    )
 
 
 def _read(recipe: ModelRecipe, path: Path) -> Sequence[Any]:

@@ -19,7 +19,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 from hpcdl.train.data.source import DataSource
 from hpcdl.train.models import origin, user_function
-from hpcdl.train.options import SCHEDULES, RunNumbers, TrainOptions, settings_of
+from hpcdl.train.options import SHORT_SCHEDULES, RunNumbers, TrainOptions, settings_of
 
 _WRITERS = {"ModelCheckpoint", "CSVLogger", "TensorBoard", "BackupAndRestore", "RemoteMonitor"}
 _EPOCHWISE = {"EarlyStopping", "ReduceLROnPlateau", "CSVLogger", "LearningRateScheduler"}
@@ -51,22 +51,14 @@ def make(
     kind = kinds.get(name.lower())
     if kind is None:
         raise BadInput(f"{option}: Keras has no '{name}'", hint=did_you_mean(name.lower(), kinds))
-    accepted = [each for each in inspect.signature(kind).parameters if each != "kwargs"]
-    accepted += ["clipnorm", "clipvalue", "global_clipnorm"] if option == "--optimizer" else []
-    for argument in arguments:
-        if argument not in accepted:
-            raise BadInput(
-                f"{option} {name} has no argument '{argument}'",
-                hint=did_you_mean(argument, accepted),
-            )
+    accepted = inspect.signature(kind).parameters
+    usual = {name: value for name, value in usual.items() if name in accepted}
     try:
-        return kind(
-            **{name: value for name, value in usual.items() if name in accepted} | arguments
-        )
+        return kind(**{**usual, **arguments})
     except (TypeError, ValueError) as fault:
         raise BadInput(
             f"{option} {name}: {str(fault).splitlines()[0]}",
-            hint="`--set` gives the arguments of Keras' class",
+            hint=f"`--set` gives the arguments of Keras' class: {', '.join(accepted)}",
         ) from fault
 
 
@@ -81,10 +73,11 @@ def check_settings(options: TrainOptions, *, compiled: bool) -> None:
     }
     for part, there in used.items():
         if settings_of(options.settings, part) and not there:
-            hint = f"--{part} names one" if part == "callback" else "--lr-schedule names one"
-            if compiled and part in {"optimizer", "loss"}:
-                hint = f"the model was compiled with its own {part}: give it there"
-            raise BadInput(f"--set {part}.…: this run has no {part} to set", hint=hint)
+            hint = {"callback": "--callback names one", "schedule": "--lr-schedule names one"}
+            raise BadInput(
+                f"--set {part}.…: this run has no {part} to set",
+                hint=hint.get(part, f"the model was compiled with its own {part}: give it there"),
+            )
     for name in settings_of(options.settings, "fit"):
         if name not in {"class_weight", "fused"}:
             raise BadInput(f"--set fit.{name}: there are fit.class_weight and fit.fused")
@@ -109,15 +102,7 @@ def check_compiled(options: TrainOptions) -> None:
 def class_weight(options: TrainOptions) -> dict[int, float] | None:
     """The weights of classes by `--set fit.class_weight={"0": 2.0}`; None without."""
     weights = settings_of(options.settings, "fit").get("class_weight")
-    if weights is None:
-        return None
-    try:
-        return {int(label): float(weight) for label, weight in dict(weights).items()}
-    except (TypeError, ValueError) as fault:
-        raise BadInput(
-            "--set fit.class_weight is not a weight by class",
-            hint='such as fit.class_weight={"0": 1.0, "1": 2.5}',
-        ) from fault
+    return weights and {int(label): float(weight) for label, weight in dict(weights).items()}
 
 
 # ---- the model ----
@@ -170,20 +155,17 @@ def require_accumulation(options: TrainOptions, optimizer: Any) -> None:
 
 def _rate(options: TrainOptions, numbers: RunNumbers) -> Any:
     given = settings_of(options.settings, "schedule")
-    schedules = tf.keras.optimizers.schedules
-    steps = max(1, numbers.steps)
-    warmup = given.pop("warmup_steps", 0) if options.lr_schedule in SCHEDULES else 0
-    if options.lr_schedule == "constant":
+    name, schedules = options.lr_schedule.lower(), tf.keras.optimizers.schedules
+    if name == "constant":
         return numbers.lr
-    rest = max(1, steps - int(warmup))
-    if options.lr_schedule == "cosine":
-        usual = {"warmup_target": numbers.lr, "warmup_steps": warmup} if warmup else {}
-        first = 0.0 if warmup else numbers.lr
-        return schedules.CosineDecay(first, rest, **{**usual, **given})
-    if options.lr_schedule == "linear":
-        return schedules.PolynomialDecay(numbers.lr, rest, 0.0, **given)
-    base, usual = schedules.LearningRateSchedule, {"initial_learning_rate": numbers.lr}
-    return make(schedules, base, "--lr-schedule", options.lr_schedule, given, usual)
+    usual: dict[str, Any] = {"initial_learning_rate": numbers.lr}
+    if name in SHORT_SCHEDULES:
+        warmup = int(given.get("warmup_steps", 0))
+        usual |= {"decay_steps": max(1, numbers.steps - warmup), "end_learning_rate": 0.0}
+        usual |= {"initial_learning_rate": 0.0, "warmup_target": numbers.lr} if warmup else {}
+    kind = SHORT_SCHEDULES.get(name, name)
+    base = schedules.LearningRateSchedule
+    return make(schedules, base, "--lr-schedule", kind, given, usual)
 
 
 # ---- losses and metrics ----
@@ -193,13 +175,9 @@ def last_activation(model: Any, output: int = 0) -> str | None:
     """Return the name of the activation that an output ends in; None if it is unknown."""
     outputs = getattr(model, "outputs", None)
     if not outputs:
-        layers = getattr(model, "layers", None) if _is_sequential(model) else None
+        layers = getattr(model, "layers", None) if isinstance(model, tf.keras.Sequential) else None
         return _activation_of(layers[-1], None) if layers else None
     return _activation_of(_producer(outputs[output]), outputs[output])
-
-
-def _is_sequential(model: Any) -> bool:
-    return isinstance(model, tf.keras.Sequential)
 
 
 def _producer(tensor: Any) -> Any:
@@ -364,24 +342,16 @@ def make_metrics(options: TrainOptions, losses: Any) -> list[Any]:
         if "CategoricalCross" in name or name.startswith(("CategoricalFocal", "CategoricalHinge"))
         else []
     )
-    available: dict[str, Any] = {
-        name.lower().replace("_", ""): value
-        for name, value in vars(tf.keras.metrics).items()
-        if (inspect.isfunction(value) and name.islower())
-        or (inspect.isclass(value) and issubclass(value, tf.keras.metrics.Metric))
-    }
+    module = tf.keras.metrics
     for asked in filter(None, options.metrics.split(",")):
         short = asked.lower().replace("_", "")
         if short == "accuracy":  # Keras chooses which one by the loss and the shapes
             metrics += [] if "accuracy" in metrics else ["accuracy"]
         elif ":" in asked:
             metrics.append(user_function("--metrics", asked))
-        elif short in available:
-            kind: Any = available[short]
-            metrics.append(kind(name=asked.lower()) if isinstance(kind, type) else kind)
         else:
-            hint = did_you_mean(short, available)
-            raise BadInput(f"--metrics: Keras has no '{asked}'", hint=hint)
+            named = {"name": asked.lower()}
+            metrics.append(make(module, module.Metric, "--metrics", short, {}, named))
     return metrics
 
 

@@ -33,7 +33,8 @@ from hpcdl.system.declare import to_argv as declared_argv
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
-SCHEDULES = ("constant", "cosine", "linear")
+SHORT_SCHEDULES = {"cosine": "cosinedecay", "linear": "polynomialdecay"}
+"""Names of ours for schedules of Keras over the whole run, down to 0."""
 PRECISIONS = ("fp32", "fp16", "bf16")
 SYNTHETIC = "synthetic"
 DEFAULT_STEPS = 100

@@ -17,7 +17,7 @@ from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
 from hpcdl.train.fitting import Fitting, broadcast
 from hpcdl.train.models import parameters_of
-from hpcdl.train.options import TrainOptions
+from hpcdl.train.options import SHORT_SCHEDULES, TrainOptions
 from hpcdl.train.result import Samples, curve_of, finite, nothing_measured, summarize
 from hpcdl.train.stop_signals import StopSignals
 from hpcdl.train.train_report import Reporter
@@ -120,7 +120,7 @@ def identity_of(fitting: Fitting) -> dict[str, Any]:
         "shape": list(source.shape),
         "global_batch": numbers.global_batch,
         "steps_per_epoch": numbers.steps_per_epoch,
-        **({"steps": numbers.steps} if options.lr_schedule in {"cosine", "linear"} else {}),
+        **({"steps": numbers.steps} if options.lr_schedule in SHORT_SCHEDULES else {}),
     }
 
 
