@@ -13,9 +13,16 @@ from hpcdl.train.data.source import BatchShare, DataSource
 from hpcdl.train.keras_parts import make_losses
 from hpcdl.train.models import ModelRecipe, set_up_keras
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, make_numbers, parse
-from hpcdl.train.result import Samples, base_of, gpu_names, layout_of, summarize, versions_of
+from hpcdl.train.result import (
+    Reporter,
+    Samples,
+    base_of,
+    gpu_names,
+    layout_of,
+    summarize,
+    versions_of,
+)
 from hpcdl.train.startup import StartupClock, this_place
-from hpcdl.train.train_report import Reporter
 
 
 class Job:

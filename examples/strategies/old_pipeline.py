@@ -14,8 +14,11 @@ tf = import_tensorflow(this_place())
 
 from hpcdl.train.__main__ import main  # noqa: E402
 from hpcdl.train.data import opening  # noqa: E402
-from hpcdl.train.data.images import random_crop  # noqa: E402
-from hpcdl.train.data.pipeline import RecordSource, parse  # noqa: E402
+from hpcdl.train.data.pipeline import (  # noqa: E402
+    RecordSource,
+    parse,
+    random_crop,
+)
 
 
 class OldPipeline(RecordSource):

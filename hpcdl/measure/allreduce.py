@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     ranks = join_ranks(place, StartupClock())
     if ranks.size < 2:
         raise HpcdlError("an all-reduce needs at least two ranks")
-    hosts = ranks.gather_text(place.host)
+    hosts = ranks.gather(place.host)
     seconds = {size: measure(ranks, size, args.repeats) for size in args.sizes}
     if ranks.rank == 0:
         _tell(ranks, args, hosts, seconds)

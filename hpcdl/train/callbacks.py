@@ -18,9 +18,9 @@ from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.fitting import Fitting, counted, raw
 from hpcdl.train.models import random_states
+from hpcdl.train.result import Reporter
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.stop_signals import REQUEUE, STOP
-from hpcdl.train.train_report import Reporter
 from hpcdl.train.training import TrainingProgress, condemn, save
 
 CALLBACK = 2.0**-10

@@ -27,12 +27,21 @@ from hpcdl.train.callbacks import FirstStep, Leave, Scores, Steps, evaluate, tra
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
-from hpcdl.train.exporting import check_outputs, export, load_weights
+from hpcdl.train.exporting import (
+    areas_of,
+    check_outputs,
+    check_predictable,
+    export,
+    load_weights,
+    predictions,
+    write_predictions,
+)
 from hpcdl.train.fitting import broadcast, clear_errors, make_fitting
 from hpcdl.train.models import ModelRecipe, set_up_keras, takes_classes
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
 from hpcdl.train.ranks import Ranks
 from hpcdl.train.result import (
+    Reporter,
     base_of,
     gpu_names,
     job_of,
@@ -40,10 +49,8 @@ from hpcdl.train.result import (
     summary_line,
     versions_of,
 )
-from hpcdl.train.scores import areas_of, check_predictable, predictions, write_predictions
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
-from hpcdl.train.train_report import Reporter
 from hpcdl.train.training import TrainingProgress, condemn, measured, resume
 
 _FP16_PATIENCE = 15
@@ -106,7 +113,7 @@ class RankRun:
     def _go(self) -> int:
         self.training = training = self._prepare()
         training.watchdog.start()
-        self.hosts = self.ranks.gather_text(self.place.host)
+        self.hosts = self.ranks.gather(self.place.host)
         if not (self.options.epochs == 0 and self.options.weights):
             resume(training)
         self.clock.mark("resume")
@@ -212,7 +219,7 @@ class RankRun:
         share = BatchShare(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
         counts = takes_classes(options.model)
         source = open_source(options, self.model, share, self.place.cpus, counts=counts)
-        if len(set(ranks.gather_text(source.order))) > 1:
+        if len(set(ranks.gather(source.order))) > 1:
             raise BadInput(
                 f"--dataset {options.dataset}: the ranks were given different data, or another "
                 "order of it",

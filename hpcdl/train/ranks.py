@@ -39,19 +39,9 @@ class Ranks:
     def broadcast(self, variables: Sequence[Any]) -> None:
         """Give all ranks the values that rank 0 has."""
 
-    def gather_rows(self, rows: Floats) -> Floats:
-        """Return the ranks' matrices, one below the other."""
-        return rows
-
-    def gather_text(self, text: str) -> list[str]:
-        """Return every rank's text, by rank: each fills its row of zeros, and rows are added."""
-        data = np.frombuffer(text.encode(), np.uint8)
-        lengths = np.zeros(self.size)
-        lengths[self.rank] = len(data)
-        rows = np.zeros((self.size, max(1, int(self.sum_on_host(lengths).max()))))
-        rows[self.rank, : len(data)] = data
-        filled = self.sum_on_host(rows)
-        return [bytes(row.astype(np.uint8)).rstrip(b"\0").decode() for row in filled]
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank."""
+        return [value]
 
     def close(self) -> None:
         """Shut down; returns when all ranks have come."""
@@ -105,10 +95,9 @@ class Horovod(Ranks):
             for member, part in zip(members, np.split(received, ends[:-1]), strict=True):
                 variables[member].assign(part.reshape(values[member].shape))
 
-    def gather_rows(self, rows: Floats) -> Floats:
-        """Return the rows by Horovod's all-gather, which takes different numbers of rows."""
-        tensor = tf.constant(rows, tf.float64)
-        return np.asarray(self._hvd.allgather(tensor, name="gather_rows"))
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, pickled on its way."""
+        return list(self._hvd.allgather_object(value, name="gather"))
 
     def close(self) -> None:
         """Shut down in order, so that MPI does not take the end of one rank for a crash.

@@ -18,9 +18,8 @@ from hpcdl.train.diagnostics import LossGuard, StepWatchdog
 from hpcdl.train.fitting import Fitting, broadcast
 from hpcdl.train.models import parameters_of
 from hpcdl.train.options import SHORT_SCHEDULES, TrainOptions
-from hpcdl.train.result import Samples, curve_of, finite, nothing_measured, summarize
+from hpcdl.train.result import Reporter, Samples, curve_of, finite, nothing_measured, summarize
 from hpcdl.train.stop_signals import StopSignals
-from hpcdl.train.train_report import Reporter
 
 
 @dataclass

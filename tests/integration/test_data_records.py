@@ -160,7 +160,7 @@ def test_profile_and_scalars_are_written_for_the_usual_viewers(runs, copied):
         "--set=callback.log_dir=board",
     )
     done = runs.train(*words, ranks=2)
-    assert len(list(done.folder.glob("profile/rank-*/plugins/profile/*/*.xplane.pb"))) == 2
+    assert len(list(done.folder.glob("profile/rank-*/train/plugins/profile/*/*.xplane.pb"))) == 2
     written = next((runs.folder / "board").rglob("events.out.tfevents.*")).read_bytes()
     assert b"epoch_loss" in written
 

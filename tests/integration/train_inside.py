@@ -16,8 +16,7 @@ tf = tensorflow()
 
 from hpcdl.train.__main__ import main as train  # noqa: E402
 from hpcdl.train.data.dataset import read_dataset  # noqa: E402
-from hpcdl.train.data.images import random_crop  # noqa: E402
-from hpcdl.train.data.pipeline import RecordSource  # noqa: E402
+from hpcdl.train.data.pipeline import RecordSource, random_crop  # noqa: E402
 from hpcdl.train.data.source import BatchShare  # noqa: E402
 from hpcdl.train.models import ModelRecipe, parameters_of  # noqa: E402
 

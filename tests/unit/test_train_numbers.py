@@ -7,9 +7,9 @@ import pytest
 
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
+from hpcdl.train.exporting import area  # noqa: E402
 from hpcdl.train.fitting import group_of, pieces_of  # noqa: E402
 from hpcdl.train.ranks import buckets, packs  # noqa: E402
-from hpcdl.train.scores import area  # noqa: E402
 
 
 def test_gradients_are_grouped_from_the_last_to_the_first_each_in_one_group():

@@ -221,9 +221,9 @@ def test_every_model_has_its_numbers_and_a_source():
 PROGRAM = """
 import sys
 from pathlib import Path
-from hpcdl.train.train_report import Reporter
-from hpcdl.train import train_report
-train_report.LINE_SECONDS = 0.0
+from hpcdl.train import result
+from hpcdl.train.result import Reporter
+result.LINE_SECONDS = 0.0
 reporter = Reporter(Path(sys.argv[1]), 50, silent=False)
 reporter.say("[start-up] 1.0 s")
 for step in range(1, 51):
