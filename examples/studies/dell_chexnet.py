@@ -7,8 +7,8 @@ RESNET = "ResNet-50, same kind of machine (Dell EMC 2019)"
 PUBLISHED = [study.Published(RESNET, DELL, speedups={4: 3.9, 8: 6.9})]
 SMALL = "--model=chexnet --image-size=32 --batch-per-rank=8"
 TWENTY = f"{SMALL} --steps=20 --warmup-steps=4 --checkpoint-every=0"
-CHESTS = "size=384x384 bytes=80000 task=findings shards=8"
-GLIMPSES = "size=96x96 bytes=7000 task=findings shards=8"
+CHESTS = "size=384x384 bytes=80000 classes=findings shards=8"
+GLIMPSES = "size=96x96 bytes=7000 classes=findings shards=8"
 PROGRAMS = {
     "new": study.Program("horovod"),
     "old": study.Program("horovod", ["python", study.example("strategies/old_pipeline.py")]),
@@ -79,8 +79,8 @@ STUDY = study.Study(
         exchange_from="framework=new run=training",
         judge=judge_small,
         data={
-            "chests": study.made("photos", f"count=640 test-count=32 {CHESTS}"),
-            "glimpses": study.made("photos", f"count=512 test-count=128 {GLIMPSES}"),
+            "chests": study.made("photos", f"count=640 test=32 {CHESTS}"),
+            "glimpses": study.made("photos", f"count=512 test=128 {GLIMPSES}"),
         },
         jobs=[
             study.Jobs(

@@ -56,20 +56,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(elsewhere=_elsewhere)
 
 
-_REPLACED = {
-    *("--best", "--patience", "--augment", "--freeze"),
-    *("--sync-bn", "--scale-lr", "--allow-change"),
-}
-
-
 def _elsewhere(option: str) -> str:
     from hpcdl.jobs.spec import JobSpec
     from hpcdl.system.declare import entries
 
-    if option in _REPLACED:
-        return "docs/training.md#parts-of-keras-by-name says what replaces it"
-    if option in {"--strategy", "--servers", "--model-parallel", "--pipeline"}:
-        return "write your own program for that: docs/training.md#other-ways-to-go-parallel"
     known = {"--dry-run", "--watch", "--file", "--over"}
     for entry in entries(JobSpec):
         known |= {str(entry.flag), *entry.constants}

@@ -77,10 +77,7 @@ def load(path: Path) -> Checkpoint:
     try:
         with np.load(path) as file:  # a zip, which checks every array's CRC
             header = json.loads(bytes(file[_HEADER]))
-            arrays = tuple(
-                file[_array(number)].view(_dtype(name))
-                for number, name in enumerate(header["dtypes"])
-            )
+            arrays = tuple(file[_array(number)] for number in range(header["arrays"]))
             return Checkpoint(header["step"], header["meta"], arrays)
     except (BadZipFile, ValueError, KeyError, EOFError, zlib.error, NotImplementedError) as fault:
         raise DamagedCheckpoint(str(fault).splitlines()[0] or repr(fault)) from fault
@@ -156,12 +153,12 @@ class Writer:
 
 
 def _write(file: Any, checkpoint: Checkpoint) -> None:
-    arrays = list(map(np.asarray, checkpoint.arrays))
-    header = {
-        "step": checkpoint.step,
-        "meta": dict(checkpoint.meta),
-        "dtypes": [array.dtype.name for array in arrays],
-    }
+    arrays = [
+        # NumPy has no bfloat16, and float32 holds all its values.
+        array.astype(np.float32) if array.dtype.name == "bfloat16" else array
+        for array in map(np.asarray, checkpoint.arrays)
+    ]
+    header = {"step": checkpoint.step, "meta": dict(checkpoint.meta), "arrays": len(arrays)}
     named: dict[str, Any] = {_array(number): array for number, array in enumerate(arrays)}
     named[_HEADER] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     np.savez(file, **named)
@@ -169,14 +166,6 @@ def _write(file: Any, checkpoint: Checkpoint) -> None:
 
 def _array(number: int) -> str:
     return f"array_{number:05d}"
-
-
-def _dtype(name: str) -> Any:
-    if name == "bfloat16":  # which NumPy keeps as two bytes
-        import ml_dtypes  # comes with TensorFlow
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 def _all(folder: Path) -> Iterable[Path]:

@@ -192,7 +192,7 @@ def _restore(training: TrainingProgress) -> tuple[float, float, float]:
     streams = _streams_of(training, newest)
     *arrays, losses = newest.arrays
     for variable, array in zip(training.fitting.variables, arrays, strict=True):
-        variable.assign(array)
+        variable.assign(tf.cast(array, variable.dtype))
     training.losses = losses.tolist()
     training.validations = list(newest.meta.get("validations", ()))
     training.callback_states = dict(newest.meta.get("callbacks", {}))

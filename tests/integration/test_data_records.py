@@ -19,7 +19,7 @@ from tests.records import example, masked_crc32c, picture, walk, write
 pytestmark = pytest.mark.stack
 PHOTOS = (
     "--count=96",
-    "--test-count=32",
+    "--test=32",
     "--shards=3",
     "--size=128x96",
     "--bytes=8000",
@@ -230,11 +230,11 @@ def test_findings_are_scored_by_their_areas(runs, fed):
         "photos",
         "chest",
         "--count=64",
-        "--test-count=64",
+        "--test=64",
         "--shards=2",
         "--size=64x64",
         "--bytes=3500",
-        "--task=findings",
+        "--classes=findings",
     )
     words = ("--data=chest", "--steps=3")
     one, two = (fed(*words, ranks=ranks, job=f"of-{ranks}").metrics for ranks in (1, 2))
@@ -267,7 +267,7 @@ ODD = [
     picture(300, 8),
 ]
 BAD = [b"", b"hello", b"\xff\xd8\xff" + bytes(99), picture(90, 90)[:500]]
-BENCH = ("bench", "set", "--seconds=0.2", "--batch=8", "--crop=32")
+BENCH = ("bench", "set", "--seconds=0.2", "--batch=8")
 
 
 def folder_of(runs, images, label=1):

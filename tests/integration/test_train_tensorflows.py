@@ -117,11 +117,11 @@ def findings_are_scored(runs, ranks, env):
         "photos",
         "chest",
         "--count=32",
-        "--test-count=32",
+        "--test=32",
         "--shards=2",
         "--size=64x64",
         "--bytes=3500",
-        "--task=findings",
+        "--classes=findings",
     )
     words = ("--model=chexnet", "--data=chest", "--global-batch=8", "--steps=2", *SMALL)
     done = runs.train(*words, ranks=ranks, job="chexnet-job", timeout=600, **env)

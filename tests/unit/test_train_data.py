@@ -19,7 +19,7 @@ from hpcdl.train.data.table import read_table, request_of
 
 ASKED = (
     "--count=8",
-    "--test-count=4",
+    "--test=4",
     "--shards=1",
     "--size=64x48",
     "--bytes=3500",
@@ -44,13 +44,13 @@ def photos(folder):
 
 OTHERS = (
     "--count=9",
-    "--test-count=0",
+    "--test=0",
     "--classes=11",
     "--shards=2",
     "--seed=2",
     "--size=48x64",
     "--bytes=5000",
-    "--task=findings",
+    "--classes=findings",
 )
 
 

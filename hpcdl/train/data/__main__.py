@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
-from hpcdl.train.data.data_options import build_parser
+from hpcdl.train.data.data_options import build_parser, labels_of
 from hpcdl.train.data.dataset import (
     FILE,
     Dataset,
@@ -68,15 +68,18 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
     if args.kind == "digits":
         return {"kind": "digits", "seed": args.seed}, []
     if args.kind == "photos":
-        same = ("count", "bytes", "classes", "shards", "seed", "task")
-        asked = {name: getattr(args, name) for name in same}
-        width, height = args.size
-        return {**asked, "test": args.test_count, "width": width, "height": height}, []
+        asked = {name: getattr(args, name) for name in ("count", "bytes", "shards", "seed")}
+        (width, height), (task, classes, _) = args.size, labels_of(args.classes)
+        test = args.test or 0.0
+        asked |= {"test": round(test if test >= 1 else test * args.count), "classes": classes}
+        return {**asked, "task": task, "width": width, "height": height}, []
     if not args.images or not args.labels:
         raise BadInput("`data make folder` needs --images DIR and --labels CSV")
     images, table = Path(args.images).absolute(), Path(args.labels).absolute()
     rows = read_table(images, table)
-    asked = request_of(images, table, rows, shards=args.shards, test=args.test, seed=args.seed)
+    test = 0.1 if args.test is None else args.test
+    share = test if test < 1 else test / len(rows)
+    asked = request_of(images, table, rows, shards=args.shards, test=share, seed=args.seed)
     return asked, rows
 
 
@@ -108,7 +111,7 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
         judge = partial(fault_of, load_dataset(folder))
     report = inspect(folder, threads, judge)
     if args.index:
-        index(folder, report, args.classes, args.task, args.label_offset)
+        index(folder, report, *labels_of(args.classes))
     elif described:
         report = compared(report, load_dataset(folder))
     print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
@@ -125,7 +128,7 @@ def _bench(args: argparse.Namespace) -> ExitCode:
     threads = _tensorflow()
     from hpcdl.train.data.bench import bench
 
-    result = bench(dataset, crop=args.crop, batch=args.batch, seconds=args.seconds, threads=threads)
+    result = bench(dataset, args.batch, args.seconds, threads)
     template = (
         "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
         "{cores_used:.2f} of {threads} cores used"

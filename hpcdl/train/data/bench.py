@@ -21,11 +21,11 @@ from hpcdl.train.data.source import BatchShare, unreadable
 from hpcdl.train.result import job_of
 
 _WARMUP_BATCHES = 3
+_CROP = 224
+"""Pixels of a side that are left of an image."""
 
 
-def bench(
-    dataset: Dataset, *, crop: int, batch: int, seconds: float, threads: int
-) -> dict[str, Any]:
+def bench(dataset: Dataset, batch: int, seconds: float, threads: int) -> dict[str, Any]:
     """Run the pipeline for some seconds and return what came out of it."""
     if not dataset.examples("train"):
         raise BadInput(f"{dataset.folder} holds no records")
@@ -35,18 +35,18 @@ def bench(
             hint="`hpcdl data make photos DIR` makes JPEG records",
         )
     batch = min(batch, dataset.examples("train"))
-    source = RecordSource(dataset, BatchShare(batch, 1, 0, 1), (crop, crop), threads)
+    source = RecordSource(dataset, BatchShare(batch, 1, 0, 1), (_CROP, _CROP), threads)
     try:
         marks, used = _timed(iter(source.steps(0, 1 << 30)), seconds)
     except (tf.errors.ResourceExhaustedError, MemoryError) as fault:
-        message = f"there is no memory for batches of {batch} images of {crop} x {crop} pixels"
-        raise MissingPrerequisite(message, hint="a smaller --batch or --crop") from fault
+        message = f"there is no memory for batches of {batch} images of {_CROP} x {_CROP} pixels"
+        raise MissingPrerequisite(message, hint="a smaller --batch") from fault
     except (tf.errors.OpError, UnicodeDecodeError) as fault:
         raise unreadable(fault) from fault
     images, elapsed = batch * (len(marks) - 1), marks[-1]
     return {
         "directory": str(dataset.folder),
-        "crop": crop,
+        "crop": _CROP,
         "batch": batch,
         "threads": threads,
         "images": images,

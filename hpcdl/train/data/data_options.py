@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any
 
-from hpcdl.system.amounts import at_least, fraction, not_negative, positive, seconds, seed
+from hpcdl.system.amounts import amount, at_least, positive, seconds, seed
+from hpcdl.train.data.dataset import FINDINGS
 
-_TASKS = ("classes", "findings")
 _SHARED = ("json", "dry_run")
 _MOST_SHARDS = 99_999
 """Their names have five digits."""
@@ -28,20 +29,17 @@ def _make(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=1, help="random seed (default 1)")
     shards = at_least(1, _MOST_SHARDS)
     _add(parser, "--shards", 16, "number of training files (default 16; digits: always 4)", shards)
+    test_help = "test images, or a part of all (default: no photos, 0.1 of a folder's images)"
+    _add(parser, "--test", None, test_help, amount, "X")
     photos = parser.add_argument_group("kind photos: JPEGs like photographs, for studies of input")
     _add(photos, "--count", 1280, "training images (default 1280)")
-    _add(photos, "--test-count", 0, "test images (default 0)", not_negative)
     size_help = "pixels (default 500x375, ImageNet's most common)"
     _add(photos, "--size", "500x375", size_help, _size, "WxH")
     _add(photos, "--bytes", 77_000, "mean bytes of an image (default 77000)")
-    _add(photos, "--classes", 1000, "number of classes (default 1000)")
-    photos.add_argument(
-        "--task", choices=_TASKS, default="classes", help="one class, or ChestX-ray14's 14 findings"
-    )
+    _classes(photos, "number of classes (default 1000), or 'findings': ChestX-ray14's 14")
     images = parser.add_argument_group("kind folder: records from your own images")
     images.add_argument("--images", metavar="DIR", help="directory of the images")
     images.add_argument("--labels", metavar="CSV", help="rows of: file name, class or classes|...")
-    _add(images, "--test", 0.1, "fraction of test images (default 0.1)", fraction, "X")
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +47,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--index", action="store_true", help="write dataset.json, which `hpcdl train` needs"
     )
-    _add(parser, "--classes", 1000, "with --index: number of classes (default 1000)")
-    parser.add_argument("--task", choices=_TASKS, default="classes", help="with --index")
-    offset_help = "with --index: number of the first class (default 1)"
-    _add(parser, "--label-offset", 1, offset_help, not_negative)
+    _classes(parser, "with --index: 1000 (the default) is 1 to 1000; or '0-999', or 'findings'")
     parser.add_argument(
         "--decode", action="store_true", help="decode every image and look at its label, too"
     )
@@ -63,8 +58,6 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
 
 def _bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
-    side = at_least(1, _MOST_PIXELS)
-    _add(parser, "--crop", 224, "side of the cropped images (default 224)", side, "PX")
     _add(parser, "--batch", 64, "images per batch (default 64)")
     _add(parser, "--seconds", 8.0, "how long to measure (default 8)", seconds, "S")
 
@@ -104,6 +97,24 @@ def to_argv(command: str, args: argparse.Namespace) -> list[str]:
             argv.append(flag if value is True else f"{flag}={text}")
     argv += [f"--{name.replace('_', '-')}" for name in _SHARED if getattr(args, name, False)]
     return argv
+
+
+def _classes(parser: Any, text: str) -> None:
+    parser.add_argument("--classes", type=_labels, default="1000", metavar="N", help=text)
+
+
+def _labels(text: str) -> str:
+    if not re.fullmatch(r"findings|[1-9][0-9]{0,5}|[0-9]{1,6}-[0-9]{1,6}", text):
+        raise argparse.ArgumentTypeError(f"must be like 1000, 0-999 or findings, not {text}")
+    return text
+
+
+def labels_of(classes: str) -> tuple[str, int, int]:
+    """Task, number of classes, and number of the first, of `--classes`."""
+    if classes == "findings":
+        return classes, len(FINDINGS), 0
+    first, _, last = classes.rpartition("-")
+    return "classes", int(last) - int(first or 1) + 1, int(first or 1)
 
 
 def _size(text: str) -> tuple[int, int]:

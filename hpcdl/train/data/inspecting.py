@@ -214,7 +214,7 @@ def _mended(folder: Path, shard: Shard, report: ShardReport) -> Shard:
     return describe_shard(path, report.examples)
 
 
-def index(folder: Path, report: DataReport, classes: int, task: str, offset: int) -> None:
+def index(folder: Path, report: DataReport, task: str, classes: int, offset: int) -> None:
     """Write dataset.json for a sound directory that has none; `validation` shards are `test`."""
     if not report.sound:
         raise BadInput(
