@@ -126,8 +126,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         """Agree on the end that a callback wants; save after callbacks have changed things."""
         training, ranks = self._training, self._fitting.ranks
         if self._fitting.has_callbacks and ranks.size > 1:
-            wants = np.array([float(self.model.stop_training)])
-            self.model.stop_training = bool(ranks.sum_on_host(wants)[0])
+            self.model.stop_training = any(ranks.gather(self.model.stop_training))
         every = self._fitting.numbers.checkpoint_every
         last = training.step_number >= self._fitting.numbers.steps or self.model.stop_training
         if last or (every and training.step_number % every == 0):
@@ -232,7 +231,7 @@ def evaluate(training: TrainingProgress) -> dict[str, float]:
     else:
         tested.assign(0)
         scores = model.evaluate(data, verbose=0, callbacks=[alive], return_dict=True)
-    training.tested = int(fitting.ranks.sum_on_host(np.array([float(tested)]))[0])
+    training.tested = sum(fitting.ranks.gather(int(tested)))
     if fitting.ranks.size > 1:
         merged = _merged(fitting)
         scores = {name: merged.get(name, value) for name, value in (scores or merged).items()}

@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 import hpcdl
@@ -336,10 +335,9 @@ def _are_short(
     callbacks: list[Any],
 ) -> bool:
     """Return whether several steps may be run at a time. Rank 0 measures, for all must agree."""
-    short = 0.0
-    if ranks.rank == 0 and not options.delay_ms and not keras_parts.need_every_batch(callbacks):
-        short = float(len(model.trainable_variables) <= _FEW_VARIABLES and _is_short(recipe, model))
-    return bool(ranks.sum_on_host(np.array([short]))[0])
+    short = not options.delay_ms and not keras_parts.need_every_batch(callbacks)
+    short = short and len(model.trainable_variables) <= _FEW_VARIABLES and _is_short(recipe, model)
+    return bool(ranks.gather(short)[0])
 
 
 def _is_short(recipe: ModelRecipe, model: Any) -> bool:

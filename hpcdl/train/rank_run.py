@@ -15,7 +15,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from hpcdl.results.records import RESULT, at, outcome
@@ -161,7 +160,7 @@ class RankRun:
 
     def _finished(self, training: TrainingProgress) -> int | None:
         """The exit code of the same run that has ended already; None where there is work."""
-        code = -1.0
+        code = None
         path = self.options.folder / RESULT.name
         if training.step_number and self.ranks.rank == 0:
             before = RESULT.find(self.options.folder)
@@ -169,12 +168,12 @@ class RankRun:
             same = at(before, "options") == json.loads(json.dumps(asked))
             same = same and at(before, "steps", "done") == training.step_number
             if same and at(before, "outcome", "status") in _ENDED:
-                code = float(at(before, "outcome", "exit_code"))
+                code = at(before, "outcome", "exit_code")
                 training.reporter.say(
                     f"this run has ended; {path} has its result, and --fresh starts over"
                 )
-        code = float(self.ranks.sum_on_host(np.array([code if self.ranks.rank == 0 else 0.0]))[0])
-        return None if code < 0 else int(code)
+        first: int | None = self.ranks.gather(code)[0]
+        return first
 
     def _take_job_directory(self) -> None:
         """Keep other runs out of the job's directory while this one works there."""

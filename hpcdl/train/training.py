@@ -162,32 +162,30 @@ def measured(
 
 def resume(training: TrainingProgress) -> None:
     """Resume from the newest intact checkpoint, if any: rank 0 reads, or refuses, for all."""
-    state = np.zeros(4)
-    fault: BadInput | None = None
+    state, fault = (0, math.nan, 0), None
     ranks, source = training.fitting.ranks, training.fitting.source
     if ranks.rank == 0:
         try:
-            state[:3] = _restore(training)
+            state = _restore(training)
         except BadInput as refused:
             fault = refused
-            state[3] = 1.0
-    state = ranks.sum_on_host(state)
-    if state[3]:
+    (step, loss, streams), refuses = ranks.gather((state, fault is not None))[0]
+    if refuses:
         raise fault or BadInput("rank 0 cannot resume from the checkpoints")
     broadcast(training.fitting)
-    training.step_number = training.saved_at = int(state[0])
-    source.streams = int(state[2]) or source.streams
-    if training.step_number:
-        training.loss = float(state[1])
+    training.step_number = training.saved_at = step
+    source.streams = streams or source.streams
+    if step:
+        training.loss = loss
         training.reporter.say(f"resumed after step {training.step_number}")
     training.samples.first_step = training.step_number
 
 
-def _restore(training: TrainingProgress) -> tuple[float, float, float]:
+def _restore(training: TrainingProgress) -> tuple[int, float, int]:
     """Load the newest intact checkpoint into the variables; (step, loss, streams); 0 for none."""
     newest = checkpoints.newest(training.checkpoint_directory, training.reporter.say)
     if newest is None:
-        return 0.0, 0.0, 0.0
+        return 0, math.nan, 0
     _check_identity(training, newest)
     streams = _streams_of(training, newest)
     *arrays, losses = newest.arrays
@@ -196,7 +194,7 @@ def _restore(training: TrainingProgress) -> tuple[float, float, float]:
     training.losses = losses.tolist()
     training.validations = list(newest.meta.get("validations", ()))
     training.callback_states = dict(newest.meta.get("callbacks", {}))
-    return float(newest.step), float(newest.meta["last_loss"]), float(streams)
+    return newest.step, float(newest.meta["last_loss"]), streams
 
 
 def _streams_of(training: TrainingProgress, newest: checkpoints.Checkpoint) -> int:

@@ -129,8 +129,3 @@ def test_every_option_of_the_step_trains(runs, words):
     found = runs.learn(*STEPS, *words, ranks=2 if "--compress" in words else 1).losses
     assert found[0] == pytest.approx(2.4, abs=0.2)
     assert sum(found[-5:]) / 5 < 1.1
-
-
-def test_xla_computes_the_same(runs):
-    plain, fused = (runs.learn(*STEPS, *more, job=f"j{more}") for more in ((), ("--xla",)))
-    assert fused.losses[:20] == pytest.approx(plain.losses[:20], rel=1e-4)
