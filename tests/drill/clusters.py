@@ -56,7 +56,7 @@ def killed(bench):
     for number in bench.times():
         words = _next(bench, number)
         prepare = partial(_prepared, bench, words)
-        at = bench.kill(" ".join(words[:3]), number // 6, [*HPCDL, *words], prepare=prepare)
+        at = bench.strike(" ".join(words[:3]), number // 6, [*HPCDL, *words], prepare=prepare)
         what = f"{' '.join(words)} killed at {at}"
         if number % 3 == 2:
             _stopped(bench, what)

@@ -15,7 +15,7 @@ from hpcdl.cluster.state import read_state
 from hpcdl.system.resources import cache
 from tests.drill.clusters import place, running
 from tests.drill.harness import HPCDL, ROOT, Done, Drill
-from tests.drill.jobs import CHECK, STANDINS, cleared, queue, submit_words
+from tests.drill.jobs import CHECK, EIO, ERROR, STANDINS, cleared, queue, submit_words
 
 LIES = (
     "exit 0",
@@ -141,8 +141,8 @@ def training_python():
     return Path(named) if named else max(found, key=lambda p: p.stat().st_ctime, default=None)
 
 
-def killed_training(bench):
-    """Kill `data make` or a training; what is there is whole, and again it completes."""
+def struck_training(bench):
+    """`data make` or a training; what is there is whole, and again it completes."""
     python = training_python()
     if python is None:
         bench.tally.note = "there is no Python with TensorFlow (HPCDL_TEST_PYTHON)"
@@ -150,19 +150,20 @@ def killed_training(bench):
     data = bench.home / "digits"
     make = [str(python), "-m", "hpcdl.train.data", "make", "digits", str(data)]
     job = bench.home / "job"
+    bench.extra["PYTHONDONTWRITEBYTECODE"] = "1"  # TensorFlow writes and reads modules in TMPDIR
     options = f"--job-dir {job} --model mlp --data {data} --epochs 4 --checkpoint-every 20"
     train = [str(python), "-m", "hpcdl.train", *options.split()]
     bench.must((done := bench.run(make)).ok, str(done))
-    whole = _inspected(bench, python, data)
+    sound = _inspected(bench, python, data)
     for number in bench.times():
         words, made = (make, data) if number % 2 == 0 else (train, job)
         clear = partial(shutil.rmtree, made, ignore_errors=True)
-        at = bench.kill(words[2], number // 2, words, made, clear, 300)
+        what = bench.strike(words[2], number // 2, words, made, clear, 300)
         again = bench.run(words, seconds=300)
-        bench.must(again.ok, f"again after {at}: {again}")
-        bench.must(_inspected(bench, python, data) == whole, f"other data, killed at {at}")
+        bench.must(again.ok, f"{what}, then again: {again}")
+        bench.must(_inspected(bench, python, data) == sound, f"other data, {what}")
         if made is job:
-            bench.kept((job / "result.json").is_file(), f"no result, killed at {at}")
+            bench.kept((job / "result.json").is_file(), f"no result, {what}")
 
 
 def _inspected(bench, python, data):
@@ -210,12 +211,13 @@ def _heeds_signals():
 ONCE, AGAIN = "each job once; a clear message; it works afterwards", "the same"
 ALL = "submit, sweep, list, cancel, site check, gc, status, check run"
 LIE = "squeue, sinfo or scontrol lie"
-SIGNALS, TRAIN = "SIGHUP, SIGTERM, Ctrl-C", "data make, train"
+SIGNALS, TRAIN, SAME = "SIGHUP, SIGTERM, Ctrl-C", "data make, train", "same data; a result"
 DRILLS = (
     Drill("slurm-killed", ALL, "slurmctld killed meanwhile", 40, ONCE, 3600, controller_killed),
     Drill("slurm-absent", AGAIN, "no slurmctld", 16, ONCE, 1800, controller_absent),
     Drill("slurm-slow", AGAIN, "slurmctld hangs for 60 s", 16, ONCE, 3600, controller_slow),
     Drill("slurm-lies", AGAIN, LIE, 48, ONCE, 3600, lies),
-    Drill("training-kill", TRAIN, "SIGKILL", 50, "same data; a result", 5400, killed_training),
+    Drill("training-kill", TRAIN, "SIGKILL", 60, SAME, 5400, struck_training),
+    Drill("training-error", TRAIN, ERROR, 60, SAME, 5400, struck_training, EIO),
     Drill("demo-signals", "make demo", SIGNALS, 20, "down leaves nothing", 7200, demo),
 )

@@ -68,6 +68,8 @@ class Bench:
     numbers: range
     deadline: float
     seed: str
+    how: dict[str, object] = field(default_factory=dict)
+    """The drill's fault, as `Fault` takes it; SIGKILL where it says nothing."""
     tally: Tally = field(default_factory=Tally)
     extra: dict[str, str] = field(default_factory=dict)
     orders: dict[str, list[int]] = field(default_factory=dict)
@@ -127,14 +129,23 @@ class Bench:
             **more,
         )
 
-    def kill(self, what, turn, argv, below=None, prepare=lambda: None, seconds=120):
-        """Kill a command at one of its changes, which is returned, in the state it is for."""
+    def strike(self, what, turn, argv, below=None, prepare=lambda: None, seconds=120):
+        """Run a command with the drill's fault at one of its changes; what was done to it.
+
+        `prepare` makes the state that the command is for.
+        """
         prepare()
         at = self.moment(what, turn, argv, below)
         prepare()
-        done = self.run(argv, fault=Fault(below or self.home, at), seconds=seconds)
-        self.must(done.died or done.ok, f"neither killed nor done: {done}")
-        return at
+        done = self.run(argv, fault=Fault(below or self.home, at, **self.how), seconds=seconds)
+        self.ended(done)
+        return f"{what}, struck at {at}"
+
+    def ended(self, done):
+        """A command that met a fault was killed, is done, or says why it is not."""
+        self.must(done.died or done.code in {0, 2, 3, 4}, f"neither stopped nor done: {done}")
+        if not done.died:
+            self.clear(done)
 
     def together(self, *commands):
         started = [(tuple(map(str, argv)), self.start(argv)) for argv in commands]
@@ -200,6 +211,7 @@ class Drill:
     holds: str
     seconds: float
     act: Callable[[Bench], None]
+    how: dict[str, object] = field(default_factory=dict)
 
 
 def mounts():
@@ -243,7 +255,8 @@ def carry_out(drill, numbers, home, seed, most):
     (home / "tmp").mkdir(parents=True, exist_ok=True)
     before = mounts()
     seconds = drill.seconds * max(0.05, min(1.0, len(numbers) / drill.goal)) + 60
-    bench = Bench(home, numbers, time.monotonic() + min(seconds, most), f"{drill.name}-{seed}")
+    end = time.monotonic() + min(seconds, most)
+    bench = Bench(home, numbers, end, f"{drill.name}-{seed}", drill.how)
     try:
         drill.act(bench)
     except Exception as fault:  # the other drills are to run, and this one is in the table

@@ -1,15 +1,15 @@
 """Drills of jobs, checks and their history: nothing queued twice, nothing that nobody knows."""
 
+import errno
 import json
 import random
-import sqlite3
 import sys
 import time
-from functools import partial
 
 from tests.drill.clusters import running
 from tests.drill.harness import HPCDL, ROOT, Drill
 from tests.drill.shim import Fault
+from tests.drill.stacks import RESULT, count
 from tests.nights import simulated
 
 STANDINS = ROOT / "tests" / "standins" / "checks_that_look_well.py"
@@ -65,8 +65,8 @@ def submit_words(bench, number):
     return [*HPCDL, *words, "--", "python", "train.py"]
 
 
-def killed_submits(bench):
-    """Kill a submit, a chain or a sweep; the same again: each job once, and each is known."""
+def struck_submits(bench):
+    """A submit, a chain or a sweep; the same again: each job once, and each is known."""
     running(bench)
     (bench.home / "train.py").write_text("")
     for number in bench.times():
@@ -75,11 +75,11 @@ def killed_submits(bench):
         kind = ("submit", "chain", "sweep")[number % 3]
         at = bench.moment(kind, number // 3, submit_words(bench, number + 30_000))
         cleared(bench)
-        bench.run(words, fault=Fault(bench.home, at))
+        bench.ended(bench.run(words, fault=Fault(bench.home, at, **bench.how)))
         again = bench.run(words)
         bench.clear(again)
         jobs = [job for job in queue(bench) if job[1].startswith(f"j{number}")]
-        bench.must(len(jobs) <= wanted, f"{len(jobs)} jobs for {wanted}, killed at {at}")
+        bench.must(len(jobs) <= wanted, f"{len(jobs)} jobs for {wanted}, struck at {at}")
         bench.kept(len(jobs) >= wanted or not again.ok, f"{len(jobs)} of {wanted} at {at}: {again}")
         _known(bench, [job[0] for job in jobs], at)
         cleared(bench)
@@ -92,7 +92,7 @@ def _known(bench, jobs, at):
     records = "".join(path.read_text() for path in bench.home.glob("work/**/job.json"))
     for job in jobs:
         known = str(job) in listed or str(job) in manifests or str(job) in records
-        bench.must(known, f"job {job} is queued and unknown, killed at {at}")
+        bench.must(known, f"job {job} is queued and unknown, struck at {at}")
 
 
 def submits_twice(bench):
@@ -108,19 +108,19 @@ def submits_twice(bench):
         cleared(bench)
 
 
-def killed_checks(bench):
-    """Kill a check run or a measurement: no job outlives the next one, references are whole."""
+def struck_checks(bench):
+    """A check run or a measurement: no job outlives the next one, references are whole."""
     running(bench)
     site = bench.extra["HPCDL_SITE"]
     for number in bench.times():
         action = ("run", "measure")[number % 2]
         words = [sys.executable, "-c", CHECK, site, str(STANDINS), action]
         kept = _references(bench)
-        bench.kill(action, number // 2, words)
-        bench.kept(_references(bench) >= kept, f"a reference, {action} killed")
+        what = bench.strike(action, number // 2, words)
+        bench.kept(_references(bench) >= kept, f"a reference, {what}")
         done = bench.run(words, seconds=300)
-        bench.must(done.ok, f"{action} again: {done}")
-        bench.must(not queue(bench), f"jobs of a killed {action} are left: {queue(bench)}")
+        bench.must(done.ok, f"{what}, then again: {done}")
+        bench.must(not queue(bench), f"jobs of {what} are left: {queue(bench)}")
 
 
 def _references(bench):
@@ -148,39 +148,20 @@ def history(bench):
         bench.clear(done)
         bench.must(done.ok, str(done))
         bench.tally.count += 1
-    count = _results(path)
-    bench.kept(count >= len(lines), f"{len(lines) - count} of {len(lines)} results")
-    bench.must(count <= len(lines), f"{count - len(lines)} results twice")
+    more = count(path) - len(lines)
+    bench.kept(more >= 0, f"{-more} of {len(lines)} results")
+    bench.must(more <= 0, f"{more} results twice")
 
 
-def _results(path):
-    with sqlite3.connect(path) as connection:
-        (count,) = connection.execute("SELECT count(*) FROM results").fetchone()
-    return int(count)
-
-
-def killed_imports(bench):
-    """Kill an import; the history is whole, and the same again adds what was missing."""
-    lines = [json.dumps(row.__dict__) for row in simulated(4)]
-    file = bench.home / "nights.jsonl"
-    file.write_text("\n".join(lines) + "\n")
-    for number in bench.times():
-        path = bench.home / f"history-{number}.sqlite"
-        bench.extra["HPCDL_HISTORY"] = str(path)
-        words = [*HPCDL, "check", "history", "import", "--site", "embedded", file]
-        at = bench.kill("import", number, words, prepare=partial(path.unlink, missing_ok=True))
-        bench.must((done := bench.run(words)).ok, f"killed at {at}, then {done}")
-        count = _results(path)
-        bench.kept(count == len(lines), f"{count} of {len(lines)} results, killed at {at}")
-
-
-EACH, RESULT = "each job once, and each is known", "each result once"
+EACH, ERROR = "each job once, and each is known", "I/O error at a change"
 SUBMIT, CHECK_RUN = "job submit, submit --chain, sweep", "check run, check references measure"
 CLEAN, SHOW = "no job is left, references are whole", "check history import, show"
+EIO = {"error": errno.EIO, "once": True}
 DRILLS = (
-    Drill("submit-kill", SUBMIT, "SIGKILL", 100, EACH, 3600, killed_submits),
+    Drill("submit-kill", SUBMIT, "SIGKILL", 100, EACH, 3600, struck_submits),
+    Drill("submit-error", SUBMIT, ERROR, 100, EACH, 3600, struck_submits, EIO),
     Drill("sweep-twice", "job sweep", "two at once", 20, "each point once", 900, submits_twice),
-    Drill("check-kill", CHECK_RUN, "SIGKILL", 50, CLEAN, 5400, killed_checks),
+    Drill("check-kill", CHECK_RUN, "SIGKILL", 50, CLEAN, 5400, struck_checks),
+    Drill("check-error", CHECK_RUN, ERROR, 50, CLEAN, 5400, struck_checks, EIO),
     Drill("history-crowd", SHOW, "4 writers, 20 readers", 24, RESULT, 900, history),
-    Drill("history-kill", "check history import", "SIGKILL", 50, RESULT, 900, killed_imports),
 )

@@ -54,7 +54,7 @@ def _adopt(bench, environment):
     releases = site.paths.prefix / "releases"
     for number in bench.times():
         empty = partial(shutil.rmtree, releases, ignore_errors=True)
-        at = bench.kill("adopt", number, act, site.paths.prefix, empty, 300)
+        at = bench.strike("adopt", number, act, site.paths.prefix, empty, 300)
         bench.must((done := bench.run(act, seconds=300)).ok, f"adopt again after {at}: {done}")
         for name in release_ids(site):
             bench.must(check_integrity(read_release(site, name)).ok, f"half a release at {at}")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -11,7 +12,8 @@ from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_release, read_release, release_for, release_ids
 from hpcdl.stack.tree import check_integrity
-from tests.drill.harness import Drill
+from tests.drill.harness import HPCDL, Drill, temporary
+from tests.nights import simulated
 from tests.small_release import LMOD, make_release, passing, silent, small_site
 
 ACT = (sys.executable, "-m", "tests.drill.acts")
@@ -99,61 +101,86 @@ def sound(bench, site, after):
         bench.must(check_integrity(read_release(site, name)).ok, f"{name} damaged by {after}")
 
 
-def killed_switches(bench):
-    """Kill publish, rollback and gc; then the same command again, to its end."""
-    site = releases(bench)
-    spare = bench.home / "spare"
-    shutil.copytree(site.paths.prefix, spare, symlinks=True)
-    for number in bench.times():
-        action = ("publish", "rollback", "gc")[number % 3]
-        again = partial(_again, site.paths.prefix, spare)
-        again()
-        before = set(release_ids(site))
-        last = _words(bench, site, action, number)
-        at = bench.kill(action, number // 3, last, site.paths.prefix, again)
-        sound(bench, site, f"{action} killed at change {at}")
-        if action != "gc":
-            bench.kept(set(release_ids(site)) == before, f"a release by {action} at {at}")
-        _to_its_end(bench, site, action, number, at)
+def commands(bench, place):
+    """Commands that change files below `place`, and need no Slurm."""
+    night = bench.home / "night.jsonl"
+    night.write_text("".join(json.dumps(row.__dict__) + "\n" for row in simulated(1)))
+    act = partial(_act, place / "prefix")
+    bench.extra["HPCDL_HISTORY"] = f"{place}/history.sqlite"
+    render = "job render --site embedded --partition p100 --gpus 1 --no-module -- true"
+    ours = {
+        "import": f"check history import --site embedded {night}",
+        "render": render,
+        "ci": f"check ci gitlab --site embedded --output {place}/ci.yml",
+    }
+    tools = ("env", f"HPCDL_CACHE={bench.home}/tools")  # made once, and no part of `place`
+    acts = {"publish": act("publish", "b", "new"), "rollback": act("rollback"), "gc": act("gc")}
+    acts["build"] = [*tools, *act("build", "2.23.0")]
+    return acts | {name: [*HPCDL, *text.split()] for name, text in ours.items()}
 
 
-def _words(bench, site, action, number):
-    more = {"publish": [bench.chance.choice(release_ids(site)), f"new{number}"]}
-    return [*ACT, action, str(site.paths.prefix), *more.get(action, [])]
+def _act(prefix, name, *more):
+    return [*ACT, name, str(prefix), *more]
 
 
-def _again(prefix, spare):
-    """The releases as they were at first: a gc needs something to remove."""
-    shutil.rmtree(prefix)
-    shutil.copytree(spare, prefix, symlinks=True)
+def filled(bench):
+    """A place with releases, and how to have it again as it was at first."""
+    first, place = bench.home / "first", bench.home / "disk"
+    published_site(place / "prefix", lmod=False)
+    place.rename(first)
+    bench.extra["HPCDL_CACHE"] = str(place / "cache")
+
+    def renew():
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(first, place, symlinks=True)
+
+    return place, renew
 
 
-def _to_its_end(bench, site, action, number, at):
-    """After a publish and a gc nothing is left of what was killed."""
-    for one in (action, "publish"):
-        done = bench.run(_words(bench, site, one, number))
-        # After a rollback was taken there may be no earlier release to go back to.
-        bench.must(done.ok or action == "rollback", f"after a kill at {at}: {done}")
-    collect(site, dict)
-    sound(bench, site, f"{action} again after {at}")
+def struck(*names):
+    """These of the commands, each with the drill's fault at one change after the other.
+
+    What is there is the old state or the new one; the same command again, and a publish, complete
+    it, and leave nothing of the one that was struck.
+    """
+
+    def drill(bench):
+        place, renew = filled(bench)
+        for number in bench.times():
+            name = names[number % len(names)]
+            words = commands(bench, place)[name]
+            renew()
+            before = set(release_ids(small_site(place / "prefix")))
+            what = bench.strike(name, number // len(names), words, place, renew)
+            whole(bench, name, place, before, what)
+            again = bench.run(words)
+            bench.must(again.ok or (name == "rollback" and again.code == 2), f"{what}: {again}")
+            whole(bench, name, place, before, f"{what}, then again")
+            if name == "import":
+                rows, results = (bench.home / "night.jsonl").read_text(), place / "history.sqlite"
+                bench.kept(count(results) == rows.count("\n"), f"results, {what}")
+            elif name in {"publish", "rollback", "gc", "build"}:
+                site = small_site(place / "prefix")
+                publish(site, release_ids(site)[0], passing, say=silent, verify_again=True)
+                collect(site, dict)
+                bench.tally.left += [f"{one} after {what}" for one in temporary(place)]
+
+    return drill
 
 
-def killed_builds(bench):
-    """Kill a build at a change, or at a program's start or end; the next one completes."""
-    site = small_site(bench.home / "prefix")
-    act = [*ACT, "build", str(site.paths.prefix)]
-    bench.moment("build", 0, [*act, "2.20.0"])
-    publish(site, release_ids(site)[0], passing, say=silent)
-    for number in bench.times():
-        words = [*act, f"2.21.{number}"]
-        before = set(release_ids(site))
-        at = bench.kill("build", number, words)
-        bench.kept(before <= set(release_ids(site)), f"a release by a build killed at {at}")
-        for name in set(release_ids(site)) - before:
-            bench.must(check_integrity(read_release(site, name)).ok, f"half a release at {at}")
-        bench.must((done := bench.run(words)).ok, f"build again after {at}: {done}")
-        sound(bench, site, f"build killed at {at}")
-        collect(site, dict, keep=1, unpublished=True)
+def whole(bench, name, place, before, what):
+    """No release is lost but by a gc, none is added but by a build, and what is there is whole."""
+    site = small_site(place / "prefix")
+    added, gone = set(release_ids(site)) - before, before - set(release_ids(site))
+    bench.kept(name == "gc" or not gone, f"{gone}, {what}")
+    bench.must(name == "build" or not added, f"{added}, {what}")
+    sound(bench, site, what)
+
+
+def count(history):
+    """How many results a history has."""
+    with sqlite3.connect(history) as connection:
+        return connection.execute("SELECT count(*) FROM results").fetchone()[0]
 
 
 def loads(bench):
@@ -214,9 +241,12 @@ def waits_for_nobody(bench):
 
 WHOLE, HOLDER = "what is current is whole; the next one completes", "SIGKILL of the lock's holder"
 SWITCHES, MEANWHILE = "publish, rollback, gc", "module load during publishes"
+IMPORT, RESULT = "check history import", "each result once"
+KILLED = struck("publish", "rollback", "gc")
 DRILLS = (
-    Drill("switch-kill", SWITCHES, "SIGKILL", 150, WHOLE, 3600, killed_switches),
-    Drill("build-kill", "build", "SIGKILL", 50, WHOLE, 3600, killed_builds),
+    Drill("switch-kill", SWITCHES, "SIGKILL", 150, WHOLE, 3600, KILLED),
+    Drill("build-kill", "build", "SIGKILL", 50, WHOLE, 3600, struck("build")),
+    Drill("history-kill", IMPORT, "SIGKILL", 50, RESULT, 900, struck("import")),
     Drill("loads", MEANWHILE, "none", 10_000, "no load fails", 7200, loads),
     Drill(
         "stack-twice", f"{SWITCHES}, build", "two at once", 40, "both end well", 1800, two_at_once
