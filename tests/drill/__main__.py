@@ -1,21 +1,20 @@
 """Run the drills: `python -m tests.drill [NAME...]`, `DRILLS=0.1` for a tenth of each count.
 
-What ran is written to results.json, by name, and from it the table in
-docs/evidence/reliability.md: the counts are those that ran, and a drill that did not run is not in
-it. `MINUTES=9` ends each drill after so long.
+What ran is a row of the table in docs/evidence/reliability.md: the counts are those that ran, and a
+drill that never ran is not in it. `MINUTES=9` ends each drill after so long.
 """
 
-import json
 import os
 import sys
 import time
-from pathlib import Path
 
-from tests.drill.drills import DRILLS
+from tests.drill import clusters, disks, faults, fuzz, jobs, spack, stacks
 from tests.drill.harness import ROOT, carry_out
 from tests.homes import short_home
 
-RESULTS = Path(__file__).with_name("results.json")
+DRILLS = [
+    drill for one in (clusters, stacks, spack, jobs, disks, faults, fuzz) for drill in one.DRILLS
+]
 PAGE = ROOT / "docs" / "evidence" / "reliability.md"
 BEGIN, END = "<!-- drills: begin -->", "<!-- drills: end -->"
 _SHOWN = 5
@@ -53,33 +52,24 @@ def _one(drill, goal, seed):
     return not found
 
 
-def _kept():
-    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-
-
 def _keep(drill, tally):
-    counts = {key: len(getattr(tally, key)) for key in ("lost", "wrong", "left")}
-    counts["count"] = tally.count
-    kept = {**_kept(), drill.name: {**counts, "date": time.strftime("%Y-%m-%d", time.gmtime())}}
-    RESULTS.write_text(json.dumps(kept, indent=2, sort_keys=True) + "\n")
-    if PAGE.exists():
-        head, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(head + BEGIN + "\n" + table() + END + rest.partition(END)[2])
+    text, counts = PAGE.read_text(), (len(tally.lost), len(tally.wrong), len(tally.left))
+    row = [str(number) for number in (tally.count, *counts)]
+    ran = {**results(text), drill.name: [*row, time.strftime("%Y-%m-%d", time.gmtime())]}
+    head, _, rest = text.partition(BEGIN)
+    PAGE.write_text(head + BEGIN + "\n" + table(ran) + END + rest.partition(END)[2])
 
 
-def table():
-    kept = _kept()
+def results(text):
+    """What the page tells of each drill: count, lost, wrong, left behind, date."""
+    rows = text.partition(BEGIN)[2].partition(END)[0].splitlines()[3:]
+    cells = [row.strip("| ").split(" | ") for row in rows]
+    return {name.strip("`"): counts for name, _, _, *counts in cells}
+
+
+def table(ran):
     head = ["drill", "command", "fault", "count", "lost", "wrong", "left behind", "date"]
-    rows = [
-        [
-            f"`{d.name}`",
-            d.command,
-            d.fault,
-            *(str(kept[d.name][key]) for key in ("count", "lost", "wrong", "left", "date")),
-        ]
-        for d in DRILLS
-        if d.name in kept
-    ]
+    rows = [[f"`{d.name}`", d.command, d.fault, *ran[d.name]] for d in DRILLS if d.name in ran]
     return "".join(f"| {' | '.join(row)} |\n" for row in (head, ["---"] * len(head), *rows))
 
 

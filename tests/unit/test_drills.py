@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.drill.__main__ import BEGIN, END, PAGE, table
-from tests.drill.drills import DRILLS
+from tests.drill.__main__ import BEGIN, DRILLS, END, PAGE, results, table
 from tests.drill.harness import Bench
 from tests.drill.shim import Fault
 from tests.homes import short_home
@@ -25,8 +24,9 @@ WRITE = (
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
 
 
-def test_the_table_in_the_page_is_the_one_of_the_results():
-    assert PAGE.read_text().partition(BEGIN + "\n")[2].partition(END)[0] == table()
+def test_the_table_in_the_page_has_the_rows_of_drills_and_what_they_are():
+    text = PAGE.read_text()
+    assert text.partition(BEGIN + "\n")[2].partition(END)[0] == table(results(text))
 
 
 def test_every_drill_has_a_name_of_its_own_and_an_end():
