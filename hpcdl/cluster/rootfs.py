@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hpcdl.cluster.shape import ClusterState
 from hpcdl.slurm.rules import SlurmRelease
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, switch_link, write_atomic, write_json
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run

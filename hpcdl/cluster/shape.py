@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from hpcdl.cluster import NAMESPACES
 from hpcdl.system.errors import BadInput
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import did_you_mean
 
 

@@ -7,7 +7,7 @@ could hold it alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hpcdl.jobs import quote
 from hpcdl.jobs.launchers import LAUNCHERS
@@ -18,6 +18,7 @@ from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits, ResourceRequest
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of, one_of
 
 

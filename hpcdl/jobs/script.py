@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,6 +24,7 @@ from hpcdl.slurm.options import known_options, letters
 from hpcdl.slurm.rules import as_release, rule
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import cache as cache_folder
 from hpcdl.system.resources import templates
 from hpcdl.system.text import count_of, did_you_mean

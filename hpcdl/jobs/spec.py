@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from hpcdl.system.declare import (
     whole,
 )
 from hpcdl.system.errors import BadInput
+from hpcdl.system.frozen import dataclass
 
 DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -38,6 +38,7 @@ from hpcdl.predict.step import (
 )
 from hpcdl.system.declare import SWITCH, check, choice, number, option, whole
 from hpcdl.system.errors import BadInput
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of
 
 if TYPE_CHECKING:

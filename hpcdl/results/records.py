@@ -11,13 +11,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import as_json, write_atomic
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.safe_read import read_regular
 
 Values = dict[str, Any]

@@ -7,7 +7,6 @@ A field is the key of site.yaml with its bounds and its words in docs/site-file.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +23,7 @@ from hpcdl.site.sections import (
     no_default,
 )
 from hpcdl.system.declare import SWITCH, choice, listed, number, option, text, whole
+from hpcdl.system.frozen import dataclass
 
 __all__ = ["External", "Limits", "Paths", "SlurmDialect", "SpackSettings", "StackRequest"]
 
@@ -132,7 +132,7 @@ class Scratch:
     size_gb: float = option("Space in GB; 0 where it is not known", 0, **number(0, 1000000))
 
 
-@dataclass(init=False, repr=False, eq=False)
+@dataclass(frozen=True)
 class PartitionGpus:
     """The GPUs of a node as the file says them; `Gpu` is what they are."""
 
@@ -160,7 +160,7 @@ class PartitionGpus:
     )
 
 
-@dataclass(init=False, repr=False, eq=False)
+@dataclass(frozen=True)
 class GpuDescription:
     """A GPU model that the facts lack or describe differently; the facts give what is left out."""
 

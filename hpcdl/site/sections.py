@@ -7,10 +7,19 @@ A field is the key of site.yaml with its bounds and its words in docs/site-file.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from hpcdl.system.declare import PATH, SWITCH, choice, listed, number, option, text, whole
+from hpcdl.system.declare import (
+    PATH,
+    SWITCH,
+    choice,
+    listed,
+    number,
+    option,
+    text,
+    whole,
+)
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import expand
 
 NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"

@@ -7,10 +7,9 @@ differs is in one profile; code asks the profile and never which kind of machine
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hpcdl.slurm import client
 from hpcdl.system.errors import HpcdlError
+from hpcdl.system.frozen import dataclass
 
 
 @dataclass(frozen=True)

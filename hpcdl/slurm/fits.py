@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from hpcdl.slurm.time_limit import walltime
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of, one_of
 
 _FEATURE = re.compile(r"[\w.:=+@/-]+", re.A)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, total_ordering
 from typing import Any, NamedTuple
 
 from hpcdl.facts import load
 from hpcdl.system.errors import BadInput
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import did_you_mean
 
 SEVERITIES = ("error", "warning", "note", "advice")

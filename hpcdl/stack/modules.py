@@ -23,7 +23,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from hpcdl.system.files import (
     write_atomic,
     write_json,
 )
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 from hpcdl.system.text import utc_now

@@ -13,12 +13,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import did_you_mean
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -25,6 +24,7 @@ from hpcdl.site import Gpu, Site
 from hpcdl.site.gpu_models import gpu_named
 from hpcdl.stack.release import BACKENDS
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, newest_first, sort_key
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import folder
 
 FILES = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "toolchain")

@@ -8,7 +8,7 @@ matters more. Resolutions are shown as a page or as data.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from hpcdl.stack.resolve_facts import (
     title_of,
 )
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, VersionProblem, newest_first
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import paint
 
 _SITE_WEIGHT = {"driver": 15, "gcc": 4, "pmix": 4, "python": 4}

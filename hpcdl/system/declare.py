@@ -1,6 +1,6 @@
 """One declaration per datum: a field of a frozen dataclass is the option, the key and the check.
 
-    @dataclass(frozen=True)
+    @dataclass(frozen=True)  # of hpcdl.system.frozen, or Python's
     class Wish:
         gpus: int | None = option("GPUs in all", None, sweep=True, example=8, **COUNT)
         minutes: int = option("walltime", 60, key="time", type="string",
@@ -190,10 +190,10 @@ def _entries(cls: Any) -> tuple[Declaration, ...]:
             made = attribute.default_factory
             default = attribute.default if made is MISSING else made()
             key = attribute.name if entry.key == "" else entry.key
-            own = f"--{key}".replace("_", "-") if key else None
-            flag = own if entry.flag == "" else entry.flag
-            entry = entry._replace(name=attribute.name, default=default, key=key, flag=flag)
-            declarations.append(entry._replace(schema=_property(entry)))
+            plain = f"--{key}".replace("_", "-") if key else None
+            flag = plain if entry.flag == "" else entry.flag
+            own = {"name": attribute.name, "default": default, "key": key, "flag": flag}
+            declarations.append(entry._replace(**own))
     return tuple(declarations)
 
 
@@ -208,7 +208,7 @@ def shape(record: Any) -> tuple[object, ...]:
 
 def schema_of(cls: type, description: str = "", version: int | None = None) -> Schema:
     """The JSON Schema of the written form; with a `version`, files must have `schema: VERSION`."""
-    declared = {entry.key: entry for entry in entries(cls) if entry.key}
+    known = {entry.key: entry for entry in entries(cls) if entry.key}
     first: dict[str, Schema] = {}
     if version is not None:
         bounds = {"minimum": version, "maximum": version, "examples": [version]}
@@ -216,9 +216,9 @@ def schema_of(cls: type, description: str = "", version: int | None = None) -> S
     return {
         "type": "object",
         "description": description or (cls.__doc__ or "").splitlines()[0],
-        "required": [*first, *(key for key, entry in declared.items() if entry.required)],
+        "required": [*first, *(key for key, entry in known.items() if entry.required)],
         "additionalProperties": False,
-        "properties": {**first, **{key: entry.schema for key, entry in declared.items()}},
+        "properties": {**first, **{key: _property(entry) for key, entry in known.items()}},
     }
 
 
@@ -351,10 +351,10 @@ class _Faults(Document):
 
     def check(self, entry: Declaration, value: Any, what: str) -> Any:
         """The written form `value` of a datum, called `what` in faults, as its schema types it."""
-        before = len(self.faults)
-        value = check_node(self, value, entry.schema, what)
+        before, schema = len(self.faults), _property(entry)
+        value = check_node(self, value, schema, what)
         for at, fault in enumerate(self.faults[before:], before):
-            self.faults[at] = fault._replace(hint=fault.hint or _bounds(entry.schema))
+            self.faults[at] = fault._replace(hint=fault.hint or _bounds(schema))
         if len(self.faults) == before and value is not None:
             _value(entry, value, (what,), self._note)
         return value

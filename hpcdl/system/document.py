@@ -49,16 +49,14 @@ class Scalar(NamedTuple):
         return not self.quoted and self.text in {"", "~", "null"}
 
 
-@dataclass(frozen=True)
-class Sequence:
+class Sequence(NamedTuple):
     """A list and the place where it starts."""
 
     items: tuple[Node, ...]
     mark: Mark
 
 
-@dataclass(frozen=True)
-class Mapping:
+class Mapping(NamedTuple):
     """A mapping; keys keep their own places."""
 
     entries: tuple[tuple[Scalar, Node], ...]

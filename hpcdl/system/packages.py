@@ -12,12 +12,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import HpcdlError
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.run import run
 
 _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"

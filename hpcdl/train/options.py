@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +31,7 @@ from hpcdl.system.declare import (
 )
 from hpcdl.system.declare import to_argv as declared_argv
 from hpcdl.system.errors import BadInput
+from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import did_you_mean
 
 SHORT_SCHEDULES = {"cosine": "cosinedecay", "linear": "polynomialdecay"}

@@ -1,0 +1,70 @@
+"""Frozen dataclasses that take a tenth of the time to define.
+
+Python's own compile six methods for each class, half a millisecond of every command; these share
+theirs. `fields`, `replace` and the like take them as any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, FrozenInstanceError, fields
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass  # by this name mypy knows it
+else:
+
+    def dataclass(*, kw_only=False, frozen=True):
+        """The decorator; `frozen` is for type checkers, which need to see it."""
+
+        def make(cls):
+            for name, method in _METHODS.items():
+                setattr(cls, name, cls.__dict__.get(name, method))
+            kinds = {"init": False, "repr": False, "eq": False, "match_args": False}
+            return dataclasses.dataclass(**kinds, kw_only=kw_only)(cls)
+
+        return make
+
+
+def _init(self: Any, *args: Any, **named: Any) -> None:
+    own = fields(self)
+    values = dict(zip((one.name for one in own if not one.kw_only), args, strict=False))
+    wrong = named.keys() & values.keys() or named.keys() - {one.name for one in own}
+    if wrong or len(args) > len(values):
+        raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(wrong)) or 'more'}")
+    values |= named
+    for one in own:
+        if one.name not in values:
+            made = one.default if one.default_factory is MISSING else one.default_factory()
+            if made is MISSING:
+                raise TypeError(f"{type(self).__name__} lacks {one.name}")
+            values[one.name] = made
+    self.__dict__.update(values)
+
+
+def _values(record: Any) -> tuple[Any, ...]:
+    return tuple(getattr(record, one.name) for one in fields(record))
+
+
+def _shown(self: Any) -> str:
+    pairs = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self))
+    return f"{type(self).__name__}({', '.join(pairs)})"
+
+
+def _equal(self: Any, other: object) -> Any:
+    return _values(self) == _values(other) if type(other) is type(self) else NotImplemented
+
+
+def _refuse(self: Any, name: str, *_: object) -> None:
+    raise FrozenInstanceError(f"cannot change {name!r} of {type(self).__name__}")
+
+
+_METHODS: Mapping[str, Callable[..., Any]] = {
+    "__init__": _init,
+    "__repr__": _shown,
+    "__eq__": _equal,
+    "__hash__": lambda self: hash(_values(self)),
+    "__setattr__": _refuse,
+    "__delattr__": _refuse,
+}
