@@ -22,7 +22,9 @@ else:
             for name, method in _METHODS.items():
                 setattr(cls, name, cls.__dict__.get(name, method))
             kinds = {"init": False, "repr": False, "eq": False, "match_args": False}
-            return dataclasses.dataclass(**kinds, kw_only=kw_only)(cls)
+            made = dataclasses.dataclass(**kinds, kw_only=kw_only)(cls)
+            made.__dataclass_params__.frozen = True  # a subclass by Python's own asks
+            return made
 
         return make
 
