@@ -358,7 +358,7 @@ def test_a_planted_sweep_is_not_continued(shared):
     manifest = shlex.quote(json.dumps({"schema": 2, "points": [row]}))
     stranger(f"mkdir -m 0777 planted; echo {manifest} > planted/sweep.json", shared)
     with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
-        sweep.submit(small_site(shared / "prefix"), shared / "planted", (), {}, None)
+        sweeps.submit(small_site(shared / "prefix"), shared / "planted", (), {}, None)
     assert not (shared / "target").exists()
 
 
