@@ -1,93 +1,70 @@
 """Draw the pictures of the README: `make pictures`, with Chromium for the page.
 
-`terminal.svg` and `demo.svg` are casts: commands and what they print now, line by line as time
-passes; the first minute on the example site, and the demo. Where nothing moves, all lines are
-there. `report.png` is the page of `hpcdl check report` over simulated nights.
+`terminal.svg` is the first minute on the example site: commands and what they print now.
+`report.png` is the page of `hpcdl check report` over simulated nights.
 `python -m tools.pictures NAME` draws one of them.
 """
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 
 from tests import nights
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 SCRIPT = "#!/bin/bash\n#SBATCH --ntaks=4\nsrun hostname\n"
 COMMANDS = (
-    ("job lint --site pi my_job.sh", 0, 4),
-    ("job explain --site pi --partition p100 --gpus 4", 3, 13),
-    ("predict scale --site pi --partition p100 --model resnet50", 2, 6),
-    ("stack resolve --site pi", 38, 43),
+    ("job lint --site pi my_job.sh", 0, 3),
+    ("job explain --site pi --partition p100 --gpus 4", 10, 14),
+    ("predict scale --site pi --partition p100 --model resnet50", 0, 3),
+    ("stack resolve --site pi --partition k80", 0, 2),
 )
 """Of the first minute: a command, and the lines of its output that are shown."""
-_WIDTH, _LINE, _ADVANCE = 118, 18, 7.8
+_COLUMNS, _LINE, _ADVANCE = 66, 20, 8.45
 _STYLE = (
-    "text{font:13px ui-monospace,Menlo,Consolas,monospace;fill:#d8dee9;white-space:pre;"
-    "animation:on 1ms backwards}@keyframes on{from{opacity:0}}"
-    "@media(prefers-reduced-motion){text{animation:none}}"
-    ".prompt{fill:#a3be8c}.reason{fill:#8fa1b8}.step{font-weight:bold}"
+    "rect{fill:#f6f8fa}text{font:14px ui-monospace,Menlo,Consolas,monospace;fill:#24292f;"
+    "white-space:pre}.prompt{font-weight:bold;fill:#116329}"
+    "@media(prefers-color-scheme:dark){rect{fill:#20252e}text{fill:#d8dee9}.prompt{fill:#a3be8c}}"
 )
-_KINDS = (("$ ", "prompt"), ("#  ", "reason"), ("[", "step"))
-_FILES = re.compile(r"  (script|log|result) |run  |throughput.*:$")
-_MOST = 5
+
+_PROMPT = ' class="prompt"'
 
 
 def minute() -> list[str]:
-    """The lines of the first minute."""
+    """The lines of the first minute, as wide as a reader of a small picture can read."""
     lines = []
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "my_job.sh").write_text(SCRIPT)
         for command, first, last in COMMANDS:
             argv = [sys.executable, "-m", "hpcdl", *command.split()]
-            said = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=place)
-            lines += [f"$ hpcdl {command}", *said.stdout.splitlines()[first:last], ""]
+            done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=place)
+            lines.append(f"$ hpcdl {command}")
+            for line in done.stdout.splitlines()[first:last]:
+                own = " " * (len(line) - len(line.lstrip()))
+                lines += wrap(
+                    line.strip(), _COLUMNS, initial_indent=own, subsequent_indent=own + "  "
+                )
+            lines.append("")
     return lines[:-1]
 
 
-def demo() -> list[str]:
-    """The lines of the demo."""
-    argv = ["bash", "tools/demo.sh"]
-    done = subprocess.run(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+def terminal(lines: list[str]) -> str:
+    """Lines of a terminal as SVG, in the reader's own light or dark."""
+    rows = (
+        f'<text x="14" y="{number * _LINE + 10}"'
+        f"{_PROMPT if line.startswith('$ ') else ''}>{escape(line)}</text>"
+        for number, line in enumerate(lines, 1)
     )
-    return shortened(done.stdout.replace(str(Path.home()), "~"))
-
-
-def shortened(said: str) -> list[str]:
-    """Of each command's output the last lines, but those that only name files."""
-    lines = []
-    for part in re.split(r"^(?=\$ |\[\d/|Done in)", said, flags=re.M)[1:]:
-        first, *rest = part.splitlines()
-        out = [one for one in rest if one.strip() and not _FILES.match(one)]
-        lines += [first, *(["..."] if len(out) > _MOST else []), *out[-_MOST:]]
-        lines += [""] * part.endswith("\n\n")
-    return lines
-
-
-def cast(lines: list[str]) -> str:
-    """Lines of a terminal as SVG, cut at its right edge; a command takes a second."""
-    rows, seconds = [], 0.0
-    for number, line in enumerate(lines, 1):
-        kind = next((f' class="{name}"' for begin, name in _KINDS if line.startswith(begin)), "")
-        seconds += 1 if "prompt" in kind else 0.1
-        cut = line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "\N{HORIZONTAL ELLIPSIS}"
-        rows.append(
-            f'<text x="14" y="{number * _LINE + 10}"{kind} '
-            f'style="animation-delay:{seconds:.1f}s">{escape(cut)}</text>'
-        )
-    width, height = round(_WIDTH * _ADVANCE + 28), len(lines) * _LINE + 24
+    width, height = round(_COLUMNS * _ADVANCE + 28), len(lines) * _LINE + 24
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}">\n<style>{_STYLE}</style>\n'
-        f'<rect width="100%" height="100%" rx="8" fill="#20252e"/>\n'
-        + "\n".join(rows)
-        + "\n</svg>\n"
+        f'<rect width="100%" height="100%" rx="8"/>\n' + "\n".join(rows) + "\n</svg>\n"
     )
 
 
@@ -102,9 +79,8 @@ def screenshot() -> None:
 
 def main(*names: str) -> None:
     """Draw what is named, or all."""
-    for name, lines in (("terminal", minute), ("demo", demo)):
-        if not names or name in names:
-            (FIGURES / f"{name}.svg").write_text(cast(lines()))
+    if not names or "terminal" in names:
+        (FIGURES / "terminal.svg").write_text(terminal(minute()))
     if not names or "report" in names:
         screenshot()
 

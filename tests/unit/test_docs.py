@@ -11,12 +11,18 @@ from hpcdl.site.check import site_schema
 from hpcdl.system.errors import ExitCode
 from tools.docs import DOCS, PAGES
 from tools.man import main
+from tools.pictures import FIGURES, minute, terminal
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_the_committed_page_is_the_one_that_would_be_written(name):
     """When this fails: `make docs`."""
     assert (DOCS / name).read_text() == PAGES[name]()
+
+
+def test_the_picture_of_the_readme_is_what_the_commands_print():
+    """When this fails: `make pictures`."""
+    assert (FIGURES / "terminal.svg").read_text() == terminal(minute())
 
 
 def keys(schema):
