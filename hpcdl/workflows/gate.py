@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from hpcdl.jobs import submission
 from hpcdl.jobs.script import default_job_dir
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.submission import Submission
-from hpcdl.jobs.watch import Snapshot, look
+from hpcdl.jobs.watch import Snapshot, follow, look
 from hpcdl.site import Partition, Site
 from hpcdl.slurm import client
 from hpcdl.stack import verify
@@ -29,7 +29,6 @@ from hpcdl.stack.release import Release
 from hpcdl.stack.verify import RANKS, Check, Gate, GateRun, Proof, check_files, judge, read_seen
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_atomic
-from hpcdl.system.run import CommandFailed
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.signals import terminable, undivided
 from hpcdl.system.text import utc_now, utc_stamp
@@ -37,7 +36,6 @@ from hpcdl.system.text import utc_now, utc_stamp
 Say = Callable[[str], None]
 WAIT_MINUTES = 30
 _RUN_MINUTES = 10
-_SILENT_SECONDS = 300.0
 _POLL_SECONDS = 1.0
 _LATE_SECONDS = 10.0
 _LOG_LINES = 8
@@ -74,9 +72,12 @@ class JobGate:
             with terminable():
                 return self._prove(site, release, queued)
         except KeyboardInterrupt:
-            stopped = _stopped(queued)
+            jobs = [*queued.values()]
             queued.clear()
-            raise stopped from None
+            done = _cancel(jobs, self.say) and bool(jobs)
+            numbers = ", ".join(str(job.job_id) for job in jobs)
+            text = f"; the gate's jobs {numbers} are cancelled" if done else ""
+            raise Stopped(f"stopped{text}", hint="what is published stayed as it was") from None
         finally:
             _cancel(list(queued.values()), self.say)
 
@@ -101,7 +102,7 @@ class JobGate:
                 problem = "; ".join([refusal.message, *refusal.details])
                 checks.append(Check("job", False, problem, 0.0, partition=group.name))
         checks += check_files(site, release, self.partitions, run_there=True)
-        ended = _wait(list(queued.values()), self.wait_seconds, self.say)
+        ended = _ended(list(queued.values()), self.wait_seconds)
         runs = []
         for name, job in queued.items():
             judged, gate_run = _outcome(release, nodes[name], job, ended[job.job_id])
@@ -199,60 +200,31 @@ def _spec(partition: Partition, folder: Path) -> JobSpec:
     )
 
 
-def _wait(jobs: Sequence[Submission], wait_seconds: float, say: Say) -> dict[int, Snapshot]:
-    """Every job when it has ended, or when it has waited too long.
+def _ended(jobs: Sequence[Submission], wait_seconds: float) -> dict[int, Snapshot]:
+    """Every job when it has ended, or when it has waited too long for its nodes.
 
-    Raises:
-        MissingPrerequisite: Slurm has been away for minutes.
+    They run all at once, so each is followed in turn. One that has its nodes may run to the end of
+    its time limit, which Slurm enforces. Raises MissingPrerequisite: Slurm stays away.
     """
-    answered = time.monotonic()
-    deadline, warned = answered + wait_seconds, False
-    seen: dict[int, Snapshot] = {}
-    while True:
-        left = [j for j in jobs if j.job_id not in seen or not seen[j.job_id].ended]
-        try:
-            seen |= {job.job_id: look(job) for job in left}
-            answered, warned = time.monotonic(), False
-        except (MissingPrerequisite, CommandFailed) as fault:
-            # A restarted controller answers again in a while; the jobs continue.
-            if time.monotonic() - answered > _SILENT_SECONDS:
-                raise
-            if not warned:
-                say(f"{fault.message}: waiting for it")
-            warned = True
-        else:
-            waiting = [one for one in seen.values() if not one.ended]
-            # One that has its nodes may run to the end of its time limit, which Slurm enforces.
-            late = time.monotonic() > deadline
-            if not waiting or (late and all(one.state == "PENDING" for one in waiting)):
-                return seen
-        time.sleep(_POLL_SECONDS)
+    deadline = time.monotonic() + wait_seconds
+    last: dict[int, Snapshot] = {}
+    for job in jobs:
+        for snapshot in follow(job):
+            last[job.job_id] = snapshot
+            if snapshot.state == "PENDING" and time.monotonic() > deadline:
+                break
+    return last
 
 
-def _cancel(jobs: Sequence[Submission], say: Say) -> None:
+def _cancel(jobs: Sequence[Submission], say: Say) -> bool:
     """Cancel the jobs that are left; a failure is only reported, for what broke before counts."""
     try:
         client.cancel([job.job_id for job in jobs if not look(job).ended])
     except HpcdlError as fault:
         numbers = " ".join(str(job.job_id) for job in jobs)
         say(f"note: the gate's jobs may still be queued ({fault.message}): scancel {numbers}")
-
-
-def _stopped(queued: Mapping[str, Submission]) -> Stopped:
-    """Take the jobs out of the queue, and say so; or say how, where Slurm does not answer."""
-    numbers = [job.job_id for job in queued.values()]
-    listed = ", ".join(map(str, numbers))
-    try:
-        client.cancel(numbers)
-    except HpcdlError as fault:
-        return Stopped(
-            f"stopped; the gate's jobs {listed} may still be queued: {fault.message}",
-            hint=f"scancel {' '.join(map(str, numbers))}",
-        )
-    return Stopped(
-        f"stopped; the gate's jobs {listed} are cancelled" if numbers else "stopped",
-        hint="what is published stayed as it was",
-    )
+        return False
+    return True
 
 
 def _outcome(

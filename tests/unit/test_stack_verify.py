@@ -391,29 +391,16 @@ def told():
     return []
 
 
-@pytest.fixture
-def look(monkeypatch):
-    """What a look at a job gives: an outcome, or one after the other."""
-    monkeypatch.setattr(gate, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(gate, "look", asked := Mock())
-    return asked
+def test_a_job_that_waits_too_long_keeps_no_other_from_its_end(monkeypatch):
+    """One that has its nodes may run to its end, whatever the clock says."""
+    seen = {7: [ended("PENDING"), ended("PENDING")], 8: [ended("RUNNING"), ended()]}
+    monkeypatch.setattr(gate, "follow", lambda job: iter(seen[job.job_id]))
+    jobs = [JOB, replace(JOB, job_id=8)]
+    assert [one.state for one in gate._ended(jobs, -1).values()] == ["PENDING", "COMPLETED"]
 
 
-def test_a_short_outage_is_reported_once_and_waited_for(told, look):
-    look.side_effect = [AWAY, AWAY, ended("RUNNING"), AWAY, ended()]
-    assert gate._wait([JOB], 0, told.append)[7].ok
-    assert told == ["Slurm does not answer: waiting for it"] * 2
-
-
-def test_a_long_outage_ends_the_gate(told, look, monkeypatch):
-    monkeypatch.setattr(gate, "_SILENT_SECONDS", 0.05)
-    look.side_effect = AWAY
-    with pytest.raises(MissingPrerequisite, match="does not answer"):
-        gate._wait([JOB], 0, told.append)
-
-
-def test_jobs_that_cannot_be_cancelled_are_named(told, look):
-    look.side_effect = AWAY
+def test_jobs_that_cannot_be_cancelled_are_named(told, monkeypatch):
+    monkeypatch.setattr(gate, "look", Mock(side_effect=AWAY))
     gate._cancel([JOB], told.append)
     assert told == ["note: the gate's jobs may still be queued (Slurm does not answer): scancel 7"]
 
