@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 from hpcdl.regress.answer import Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history
-from hpcdl.regress.report import night_page, read_files
+from hpcdl.regress.report.page import night_page, read_files
 
 END = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc)
 RELEASES = (

@@ -165,7 +165,7 @@ def _is_named(args: argparse.Namespace) -> bool:
 def _page(site: Site, run: Run, named: Path, nights: int) -> str:
     from hpcdl.regress.accept import answer_now, rulings_of
     from hpcdl.regress.history import read_history
-    from hpcdl.regress.report import directory_of, night_page, read_files
+    from hpcdl.regress.report.page import directory_of, night_page, read_files
     from hpcdl.regress.run_directory import runs_directory
 
     files = read_files(run, directory_of(run, named, runs_directory(site)))

@@ -162,9 +162,7 @@ def _of_log(row: Mapping[str, str], path: Path) -> Iterator[Result]:
     except (KeyError, ValueError, OverflowError, OSError) as fault:
         message = f"{path} is no performance log of ReFrame that hpcdl can read ({fault!r:.100})"
         raise BadInput(message, hint="it needs the columns of ReFrame's own settings") from fault
-    verdict = judge(with_evidence(case, Plain({}, {}, {})))
-    run = {"run": f"perflog-{time:%Y%m%d-%H%M%S}", "verdicts": [_plain_verdict(verdict)]}
-    yield from of_run(run, time.isoformat(timespec="seconds"))
+    yield from _of_cases(f"perflog-{time:%Y%m%d-%H%M%S}", time, [case])
 
 
 def _amount(text: str | None) -> float | None:
@@ -181,14 +179,18 @@ def of_report(report: Mapping[str, Any], path: Path) -> Iterator[Result]:
         info = report["session_info"]
         ended = datetime.fromtimestamp(float(info["time_end_unix"]), timezone.utc)
         cases = [case for run in report["runs"] for case in run["testcases"]]
-        verdicts = [judge(with_evidence(case, Plain({}, {}, {}))) for case in cases]
-        run = {"run": f"reframe-{info['uuid']}", "verdicts": [_plain_verdict(v) for v in verdicts]}
+        yield from _of_cases(f"reframe-{info['uuid']}", ended, cases)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as fault:
         message = f"{path} is no report of ReFrame that hpcdl can read ({fault!r:.100})"
-        raise BadInput(
-            message, hint="write it with ReFrame 4.10 or newer: --report-file"
-        ) from fault
-    yield from of_run(run, ended.isoformat(timespec="seconds"))
+        hint = "write it with ReFrame 4.10 or newer: --report-file"
+        raise BadInput(message, hint=hint) from fault
+
+
+def _of_cases(run: str, time: datetime, cases: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
+    """The results of ReFrame's cases, judged by what ReFrame itself knows of them."""
+    verdicts = [judge(with_evidence(case, Plain({}, {}, {}))) for case in cases]
+    plain = [_plain_verdict(verdict) for verdict in verdicts]
+    yield from of_run({"run": run, "verdicts": plain}, time.isoformat(timespec="seconds"))
 
 
 def _plain_verdict(verdict: Verdict) -> dict[str, Any]:

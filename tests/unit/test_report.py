@@ -15,10 +15,19 @@ from hpcdl.regress.causes import causes_of
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import FigurePoint, Result, history_path, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.report import directory_of, night_page, read_files
 from hpcdl.regress.report.figures import MOST, layout_of, nodes_of, scaling, view
-from hpcdl.regress.report.files import HEAD, TAIL, attach
-from hpcdl.regress.report.page import embedded_json, headline, rows_of, when
+from hpcdl.regress.report.page import (
+    HEAD,
+    TAIL,
+    attach,
+    directory_of,
+    embedded_json,
+    headline,
+    night_page,
+    read_files,
+    rows_of,
+    when,
+)
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.resources import folder
 from tests import nights

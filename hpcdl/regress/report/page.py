@@ -3,6 +3,11 @@
 Nothing from outside can run: the page's own script is named by its hash in a content security
 policy, names and logs are escaped in HTML and written as text by the script, and data stands in
 blocks of JSON in which no '<' occurs. Data blocks are read only when their figure comes in view.
+
+A page is shown to others, and verdicts.json may be anybody's: so of scripts and logs only files of
+the run itself are taken: each lies, whatever name it was opened by, in the run's directory, and
+belongs, as every directory on the way, to the run's owner. A log's beginning and its end are kept,
+where its settings and its failure stand.
 """
 
 from __future__ import annotations
@@ -10,10 +15,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from hpcdl.regress.answer import SLOW_NODE, Finding, GateAnswer, Rulings
 from hpcdl.regress.causes import causes_of
@@ -23,16 +31,20 @@ from hpcdl.regress.history import FigurePoint, History, single_node
 from hpcdl.regress.identity import LOWER, Series, place_of
 from hpcdl.regress.report import figures
 from hpcdl.regress.report.figures import Figure, describe_metric, signed
-from hpcdl.regress.report.files import Attached
-from hpcdl.regress.run_directory import began
+from hpcdl.regress.run_directory import began, is_named_as_run
 from hpcdl.regress.verdict import bounds_text, number
-from hpcdl.system.inert import inert_text, inert_values
+from hpcdl.system.errors import BadInput
+from hpcdl.system.inert import inert, inert_text, inert_values
 from hpcdl.system.resources import folder, templates
-from hpcdl.system.text import duration
+from hpcdl.system.safe_read import open_regular
+from hpcdl.system.text import duration, plain
 
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "figures.js", "page.js")
 _STYLES = ("uplot/uPlot.min.css", "style.css")
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS")
+
+HEAD, TAIL = 8 * 1024, 40 * 1024
+"""Bytes of a file's beginning and end that are kept."""
 
 Row = Mapping[str, Any]
 """A verdict as the table shows it: with its place as `partition`, a tone and facts of its job."""
@@ -311,3 +323,94 @@ def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("driver", verdict.get("driver")),
     ]
     return [(name, str(value)) for name, value in rows if value]
+
+
+# ---- the scripts and logs that a page carries ----
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A file as the report carries it; `note` says what was left out, or why it is not here."""
+
+    path: str
+    text: str
+    note: str = ""
+
+
+def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
+    """The directory of which a report may show files, None if it is unknown.
+
+    `named` is what the verdicts were read from; `runs` is where the site's runs lie: verdicts that
+    were copied away may name one of these.
+    """
+    place = (named if named.is_dir() else named.parent).resolve()
+    if is_named_as_run(place):
+        return place
+    stated = Path(str(run.get("run") or ""))
+    return stated if stated.parent == runs and is_named_as_run(stated) else None
+
+
+def read_files(run: Run, directory: Path | None) -> list[Mapping[str, Attached]]:
+    """Script and log of each verdict, in the verdicts' order."""
+    above = [] if directory is None else [directory, Path(str(run.get("run") or directory))]
+    return [
+        {
+            kind: attach(directory, above, str(verdict[kind]))
+            for kind in ("script", "log")
+            if verdict.get(kind)
+        }
+        for verdict in run["verdicts"]
+    ]
+
+
+def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached:
+    """A file's text, its middle left out where it is long.
+
+    `above` are the names by which the run's directory may stand in `path`.
+    """
+    inside = next(
+        (Path(path).relative_to(one) for one in above if Path(path).is_relative_to(one)), None
+    )
+    if directory is None or inside is None or not inside.parts:
+        return Attached(path, "", "it is not in the run's directory")
+    try:
+        with open_regular(directory / inside, "file") as file:
+            if refusal := _refusal(directory.resolve(), file):
+                return Attached(path, "", refusal)
+            return Attached(path, *_cut(file))
+    except BadInput as fault:
+        why = fault.message.removeprefix(f"cannot read {directory / inside}: ")
+        return Attached(path, "", f"it cannot be read: {why}")
+
+
+def _refusal(directory: Path, file: BinaryIO) -> str:
+    """Why an opened file is not shown, '' if it is; asked of the file itself, whatever its name."""
+    place, status = Path(f"/proc/self/fd/{file.fileno()}").readlink(), os.fstat(file.fileno())
+    if not place.is_relative_to(directory):
+        return "it is not in the run's directory"
+    owner = directory.stat().st_uid
+    between = place.parents[: len(place.relative_to(directory).parts) - 1]
+    if status.st_uid != owner or any(above.stat().st_uid != owner for above in between):
+        return "it belongs to another user"
+    # Another name of it may lie where only its owner can look.
+    return "it has a second name (a hard link)" if status.st_nlink > 1 else ""
+
+
+def _cut(file: BinaryIO) -> tuple[str, str]:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    if size <= HEAD + TAIL:
+        return _text(file.read(HEAD + TAIL)), ""
+    head = file.read(HEAD)
+    file.seek(-TAIL, os.SEEK_END)
+    tail = file.read(TAIL)
+    head, tail = head[: head.rfind(b"\n") + 1] or head, tail[tail.find(b"\n") + 1 :] or tail
+    left_out = size - len(head) - len(tail)
+    gap = f"\n[... {left_out:,} bytes are left out here ...]\n\n"
+    return _text(head) + gap + _text(tail), f"{left_out:,} of {size:,} bytes are left out"
+
+
+def _text(data: bytes) -> str:
+    """Text without colours, and without what else a terminal would have obeyed."""
+    text = plain(data.decode("utf-8", "replace")).replace("\r\n", "\n").replace("\r", "\n")
+    return inert(text.replace("\0", ""))
