@@ -240,8 +240,9 @@ def _check_request(site: Site, request: CheckRequest) -> None:
     for path in request.paths:
         if not path.exists():
             raise BadInput(f"there are no checks at {path}", hint="name a file or a directory")
-    for path in (*request.paths, *process.own_settings(site)):
+    for path in request.paths:
         require_known_owners(path)
+    process.own_settings(site)
 
 
 def _refuse_mistyped(request: CheckRequest, session: Session) -> None:

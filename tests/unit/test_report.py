@@ -244,6 +244,11 @@ def test_verdicts_that_were_sent_choose_no_directory(tmp_path):
     for said, place in ((str(own), own), ("/etc", None), (f"{own}/..", None), ("", None)):
         assert directory_of({"run": said}, sent, runs) == place
     assert directory_of({"run": "/etc"}, own, runs) == own
+    # In a group's work directory a link with a run's name led to anybody's files.
+    own.rmdir()
+    own.symlink_to(tmp_path / "private")
+    (tmp_path / "private").mkdir()
+    assert directory_of({"run": str(own)}, sent, runs) is None
 
 
 def run_directory(folder):

@@ -158,9 +158,15 @@ def _begins(option: str, name: str) -> bool:
 
 
 def own_settings(site: Site) -> tuple[Path, ...]:
-    """The site's own settings of ReFrame beside those that hpcdl writes, where it has any."""
+    """The site's own settings of ReFrame beside those that hpcdl writes, where it has any.
+
+    They are asked for their owner whenever they are: one may be planted while a run begins.
+    """
     path = site.paths.prefix / "reframe.py"
-    return (path,) if path.is_file() else ()
+    if not path.is_file():
+        return ()
+    require_known_owners(path)
+    return (path,)
 
 
 def to_argv(

@@ -341,13 +341,16 @@ def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
     """The directory of which a report may show files, None if it is unknown.
 
     `named` is what the verdicts were read from; `runs` is where the site's runs lie: verdicts that
-    were copied away may name one of these.
+    were copied away may name one of these. There a group may write, and a link with a run's name
+    would show what is elsewhere: the directory is resolved once, and must be what it is called.
     """
     place = (named if named.is_dir() else named.parent).resolve()
     if is_named_as_run(place):
         return place
     stated = Path(str(run.get("run") or ""))
-    return stated if stated.parent == runs and is_named_as_run(stated) else None
+    place = runs.resolve() / stated.name
+    ours = stated.parent == runs and is_named_as_run(stated) and place.resolve() == place
+    return place if ours else None
 
 
 def read_files(run: Run, directory: Path | None) -> list[Mapping[str, Attached]]:
@@ -366,7 +369,7 @@ def read_files(run: Run, directory: Path | None) -> list[Mapping[str, Attached]]
 def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached:
     """A file's text, its middle left out where it is long.
 
-    `above` are the names by which the run's directory may stand in `path`.
+    `directory` is resolved; `above` are the names by which it may stand in `path`.
     """
     inside = next(
         (Path(path).relative_to(one) for one in above if Path(path).is_relative_to(one)), None
@@ -375,7 +378,7 @@ def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached
         return Attached(path, "", "it is not in the run's directory")
     try:
         with open_regular(directory / inside, "file") as file:
-            if refusal := _refusal(directory.resolve(), file):
+            if refusal := _refusal(directory, file):
                 return Attached(path, "", refusal)
             return Attached(path, *_cut(file))
     except BadInput as fault:
