@@ -9,7 +9,6 @@ apart from `load` because it needs YAML and the schema, and the values of a vali
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -17,20 +16,14 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site.gpu_models import NVIDIA, find_row, gres_type, known_names, out_of_scope
 from hpcdl.site.model import Site
-from hpcdl.site.sections import CLEANED
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.rules import known_release
-from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.declare import schema_of
 from hpcdl.system.document import Document, parse_bytes
 from hpcdl.system.errors import BadInput
-from hpcdl.system.resources import expand
 from hpcdl.system.schema import Schema, check, short
 from hpcdl.system.text import did_you_mean
 
-_VARIABLE = re.compile(r"\$([A-Za-z_]\w*|\{[A-Za-z_]\w*(:-[\w/.-]*)?\})", re.ASCII)
-_TAKEN = frozenset({"store", "buildcache", "keys", "downloads"})
-"""Names below PREFIX/spack that all stacks share, where each stack has a directory of its name."""
 _CPU_ONLY = "leave out `gpu`: the partition then serves CPU jobs, as do all others"
 _EXAMPLES = {"compute": "compute: '8.9'", "memory_gb": "memory_gb: 48"}
 _LAST_OF_NODES = "reference_set"
@@ -96,33 +89,14 @@ class _Meaning:
         chosen = self.values.get("default_partition")
         self.known("partition", chosen, self.partitions, ("default_partition",))
         for name, stack in self.stacks.items():
-            if name in _TAKEN:
-                message = (
-                    f"'{name}' is no name for a stack: PREFIX/spack has a directory of that name"
-                )
-                self.fault(message, ("stacks", name), f"choose another, such as {name}-1")
             for index, part in enumerate((stack or {}).get("partitions") or []):
                 where = ("stacks", name, "partitions", index)
                 self.known("partition", part, self.partitions, where)
-        for kind in self.values.get("clean") or {}:
-            self.known("kind", kind, CLEANED, ("clean", kind))
         try:
             known_release(self.slurm.get("version") or "")
         except BadInput as fault:
             if self.slurm.get("version"):
                 self.fault(fault.message, ("slurm", "version"), fault.hint)
-        for key, text in (self.values.get("paths") or {}).items():
-            self.path(key, expand("/" if text is None else text))
-
-    def path(self, key: str, path: str) -> None:
-        where = ("paths", key)
-        if "$" in path:
-            hint = "use ~, $HOME, $USER or $HPCDL_HOME"
-            self.fault(f"'{key}' names a variable that is not replaced here", where, hint)
-        elif not path.startswith("/"):
-            self.fault(f"'{key}' is not an absolute path", where, "start it with / or ~")
-        elif any(ord(character) < 32 for character in path):
-            self.fault(f"'{key}' has a control character in it", where)
 
     def model(self, where: Where, name: str, row: Values) -> None:
         """A model of the site's own."""
@@ -147,8 +121,6 @@ class _Meaning:
         if served and name not in served:
             message = f"the stack '{stack}' does not serve '{name}': its 'partitions' leave it out"
             self.fault(message, (*where, "stack"), "add it there, or take the key out here")
-        if part.get("max_time") and slurm_minutes(part["max_time"]) < 1:
-            self.fault("'max_time' leaves no time for a job", (*where, "max_time"))
         self.nodes(where, part)
         groups = [group or {} for group in part.get("groups") or []]
         for index, group in enumerate(groups):
@@ -170,7 +142,6 @@ class _Meaning:
             row = f"`gpus: {{{shown}: {{compute: 'X.Y', memory_gb: N}}}}`"
             self.fault(f"unknown GPU model '{shown}'", place, f"{close} Or describe it: {row}")
         self.cpus(where, nodes)
-        self.scratch((*where, "scratch", "path"), (nodes.get("scratch") or {}).get("path"))
         if not nodes.get("hostlist"):
             return
         try:
@@ -181,17 +152,6 @@ class _Meaning:
         if declared is not None and count != declared:
             wrong = f"'hostlist' names {count} nodes, but 'nodes' is {declared}"
             self.fault(wrong, (*where, "hostlist"))
-
-    def scratch(self, where: Where, path: str | None) -> None:
-        """A path that bash expands in the job, and in which it runs nothing."""
-        if path is None:
-            return
-        if not path.startswith(("/", "$")) or not path.isprintable():
-            hint = "start it with / or a variable of the job, such as $TMPDIR"
-            self.fault("'path' of 'scratch' is not an absolute path", where, hint)
-        elif "$" in _VARIABLE.sub("", path) or "`" in path:
-            message = "'path' of 'scratch' may hold variables, but no other bash syntax"
-            self.fault(message, where, "write $NAME or ${NAME}")
 
     def cpus(self, where: Where, nodes: Values) -> None:
         """More usable CPUs than there are."""

@@ -22,12 +22,14 @@ from hpcdl.site.sections import (
     StackRequest,
     no_default,
 )
-from hpcdl.system.declare import SWITCH, choice, listed, number, option, text, whole
+from hpcdl.system.declare import SWITCH, by_name, choice, listed, number, option, text, whole
 from hpcdl.system.frozen import dataclass
 
 __all__ = ["External", "Limits", "Paths", "SlurmDialect", "SpackSettings", "StackRequest"]
 
 UNKNOWN_FABRIC = "unknown"
+_TAKEN = ("store", "buildcache", "keys", "downloads")
+"""Names below PREFIX/spack that all stacks share, where each stack has a directory of its name."""
 # `check.site_schema` fills in the keys: those of a partition, without their defaults.
 _FEATURE = "^[A-Za-z0-9_][A-Za-z0-9_.:=+@/-]{0,62}$"
 _GROUP = {
@@ -126,7 +128,10 @@ class Scratch:
 
     path: str = option(
         "Its path; `$SLURM_JOB_ID` and `$USER` are expanded in the job",
-        type="string",
+        **text(
+            r"^(?=[/\x24])([^\x24`\x00-\x1f\x7f]|\x24([A-Za-z_]\w*|\{[A-Za-z_]\w*(:-[\w/.-]*)?\}))*$",
+            "start it with / or a variable of the job: $NAME or ${NAME}, but no other bash syntax",
+        ),
         example="/local/$SLURM_JOB_ID",
     )
     size_gb: float = option("Space in GB; 0 where it is not known", 0, **number(0, 1000000))
@@ -267,7 +272,7 @@ class Partition:
     max_time: str = option(
         "The longest time limit, as Slurm writes it",
         "1-00:00:00",
-        **text("^(\\d{1,4}-)?\\d{1,4}(:[0-5]\\d){0,2}$|^unlimited$"),
+        **text("^(?=.*[1-9])(\\d{1,4}-)?\\d{1,4}(:[0-5]\\d){0,2}$|^unlimited$"),
         example="24:00:00",
     )
     max_minutes: int = 0
@@ -277,9 +282,7 @@ class Partition:
     environment: Mapping[str, str] = option(
         "Variables that every job here gets, by name",
         {},
-        type="object",
-        propertyNames={"pattern": "^[A-Za-z_][A-Za-z0-9_]{0,100}$"},
-        additionalProperties={"type": "string", "pattern": "^[^\\x00-\\x1f]{0,1000}$"},
+        **by_name(text("^[^\\x00-\\x1f]{0,1000}$"), "^[A-Za-z_][A-Za-z0-9_]{0,100}$"),
         example="{NCCL_IB_HCA: mlx5}",
     )
     account: str | None = option("Account for jobs here, instead of the site's", None, **text(NAME))
@@ -372,23 +375,21 @@ class Site:
     gpus: Mapping[str, Gpu] = option(
         "GPU models that hpcdl's facts lack or describe differently, by name",
         {},
-        type="object",
-        propertyNames={"pattern": NAME},
-        additionalProperties=GpuDescription,
+        **by_name(GpuDescription, NAME),
     )
     partitions: Mapping[str, Partition] = option(
         "Slurm partitions by name",
-        type="object",
-        propertyNames={"pattern": NAME},
-        additionalProperties=Partition,
+        **by_name(Partition, NAME),
         minProperties=1,
     )
     stacks: Mapping[str, StackRequest] = option(
         "Software stacks by name",
         {},
-        type="object",
-        propertyNames={"pattern": NAME},
-        additionalProperties=StackRequest,
+        **by_name(
+            StackRequest,
+            f"^(?!({'|'.join(_TAKEN)})(?![A-Za-z0-9_.-])){NAME[1:]}",
+            f"use letters, digits, '-', '_' and '.'; {', '.join(_TAKEN)} are Spack's own",
+        ),
     )
     spack: SpackSettings = option(
         "How Spack builds here. Only stacks with the backend `spack` need it",
@@ -399,9 +400,7 @@ class Site:
     clean: Mapping[str, Limits] = option(
         f"How much `hpcdl clean` keeps of {', '.join(CLEANED)}",
         {},
-        type="object",
-        propertyNames={"pattern": NAME},
-        additionalProperties=Limits,
+        **by_name(Limits, f"^({'|'.join(CLEANED)})$", f"use one of: {', '.join(CLEANED)}"),
     )
     remeasure: Remeasure = option(
         "How often the nightly checks measure again what is suspicious, the same night",

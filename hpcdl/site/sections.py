@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from hpcdl.system.declare import (
     PATH,
     SWITCH,
+    by_name,
     choice,
     listed,
     number,
@@ -19,6 +21,7 @@ from hpcdl.system.declare import (
     text,
     whole,
 )
+from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import expand
 
@@ -52,7 +55,21 @@ def no_default(_: object) -> None:
 
 
 def _expanded(text: str) -> Path:
-    return Path(expand(text))
+    if not (path := Path(expand(text))).is_absolute():
+        raise BadInput(f"is '{path}', which is not absolute", hint="start it with / or ~")
+    return path
+
+
+_PLACE: Mapping[str, Any] = {
+    **text(
+        # \x24 is the dollar sign: `$` is the end.
+        r"^(/|~|\x24(HOME|HPCDL_HOME|\{HOME\}|\{HPCDL_HOME\}))"
+        r"([^\x24\x00-\x1f]|\x24(HOME|USER|HPCDL_HOME|\{(HOME|USER|HPCDL_HOME)\}))*$",
+        "start it with / or ~; $HOME, $USER and $HPCDL_HOME are replaced here, no other variable",
+    ),
+    "read": _expanded,
+    "write": str,
+}
 
 
 def _is_on(text: str) -> bool:
@@ -147,27 +164,19 @@ class Paths:
 
     prefix: Path = option(
         "Where stacks and modules are published",
-        type="string",
+        **_PLACE,
         example="/apps/hpcdl",
-        read=_expanded,
-        write=str,
     )
     work: Path = option(
         "Where jobs keep scripts, logs, results and checkpoints",
-        type="string",
+        **_PLACE,
         example="/work/$USER",
-        read=_expanded,
-        write=str,
     )
-    datasets: Path = option(
-        "Where data sets are", type="string", example="/data", read=_expanded, write=str
-    )
+    datasets: Path = option("Where data sets are", **_PLACE, example="/data")
     lmod_init: Path = option(
         "Lmod's start-up file for bash",
         Path("/usr/share/lmod/lmod/init/bash"),
-        type="string",
-        read=_expanded,
-        write=str,
+        **_PLACE,
     )
 
 
@@ -193,9 +202,7 @@ class StackRequest:
     pins: Mapping[str, str] = option(
         "Versions fixed by the site, by component (tensorflow, cuda, ...)",
         {},
-        type="object",
-        propertyNames={"pattern": "^[a-z0-9_-]{1,40}$"},
-        additionalProperties={"type": "string", "pattern": "^[0-9][0-9A-Za-z.+_-]{0,40}$"},
+        **by_name(text("^[0-9][0-9A-Za-z.+_-]{0,40}$"), "^[a-z0-9_-]{1,40}$"),
     )
     packages: tuple[str, ...] = option(
         "Packages from PyPI on top, locked with the rest (wheels only): names, with "
@@ -262,9 +269,7 @@ class SpackSettings:
     mirrors: Mapping[str, str] = option(
         "Mirrors of sources and binaries, by name",
         {},
-        type="object",
-        propertyNames={"pattern": NAME},
-        additionalProperties={"type": "string", "pattern": "^(file|https?|oci|s3)://"},
+        **by_name(text("^(file|https?|oci|s3)://"), NAME),
     )
     build_jobs: int | None = option(
         "Processes per build; Spack's own choice by default", None, **whole(1, 1024)

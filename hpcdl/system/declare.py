@@ -70,9 +70,10 @@ def whole(minimum: int, maximum: int) -> Schema:
     return {"type": "integer", "minimum": minimum, "maximum": maximum}
 
 
-def text(pattern: str) -> Schema:
-    """The schema of a text that a regular expression describes."""
-    return {"type": "string", "pattern": pattern}
+def text(pattern: str, allowed: str = "") -> Schema:
+    """The schema of a text that a regular expression describes; `allowed` says how."""
+    hint = {"patternErrorMessage": allowed} if allowed else {}
+    return {"type": "string", "pattern": pattern, **hint}
 
 
 def choice(*words: str) -> Schema:
@@ -83,6 +84,13 @@ def choice(*words: str) -> Schema:
 def listed(items: Schema) -> Schema:
     """The schema of a list."""
     return {"type": "array", "items": items}
+
+
+def by_name(values: Schema | type, names: str, allowed: str = "") -> Schema:
+    """The schema of a mapping, whose names a regular expression describes; `allowed` says how."""
+    hint = {"patternErrorMessage": allowed} if allowed else {}
+    pattern = {"pattern": names, **hint}
+    return {"type": "object", "propertyNames": pattern, "additionalProperties": values}
 
 
 def _same(value: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, opened, take_lock, user_name, write_json
+from hpcdl.system.files import explain_os_errors, user_name, write_json
 from hpcdl.system.trust import require_no_stranger
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 _PACKAGE = Path(__file__).resolve().parent.parent
 _KEPT = 50
 _SCRATCH = ".hpcdl-scratch-"
-_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def folder(name: str) -> Path:
@@ -139,39 +137,13 @@ def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:
 
 @contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """An empty directory of this user only, removed at the end; those left by others' deaths too.
+    """An empty directory of this user only, below TMPDIR, removed at the end.
 
-    Each is locked by its process as long as it is in use. The kernel frees the lock of one that was
-    killed, by whatever signal, and a directory of ours that nobody locks is nobody's any more.
-    It is below TMPDIR. MissingPrerequisite: no space left, or no permission, there; or
-    another user can put one of his own in its place: much of its content is executed.
+    MissingPrerequisite: no space left, or no permission, there; or another user can put one of his
+    own in its place: much of its content is executed.
     """
     below = require_no_stranger(Path(tempfile.gettempdir(), _SCRATCH)).parent
-    _clear_left(below)
     with explain_os_errors(below):
-        place, descriptor = _scratch(below)
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _scratch(below: Path) -> tuple[Path, int]:
-    """A new directory and the descriptor that locks it."""
-    while True:
-        place = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=below))
-        with suppress(FileNotFoundError):  # somebody may take it for left before it is locked
-            descriptor = os.open(place, _FLAGS)
-            with suppress(OSError):  # without locks it works, and is only never cleared
-                if not take_lock(descriptor) or os.fstat(descriptor).st_nlink == 0:
-                    os.close(descriptor)
-                    continue
-            return place, descriptor
-
-
-def _clear_left(below: Path) -> None:
-    for left in below.glob(f"{_SCRATCH}????????"):
-        with suppress(OSError), opened(left, _FLAGS) as descriptor:
-            if os.fstat(descriptor).st_uid == os.getuid() and take_lock(descriptor):
-                shutil.rmtree(left, ignore_errors=True)
+        made = tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=below, ignore_cleanup_errors=True)
+    with made as place:
+        yield Path(place)

@@ -306,22 +306,6 @@ def test_node_names_are_names(tmp_path, nodes):
 
 
 @as_root
-def test_scratch_directories_of_others_are_left_alone(shared, monkeypatch, tmp_path):
-    (tmp_path / "precious").write_text("thesis")
-    monkeypatch.setattr("tempfile.tempdir", str(shared))
-    stranger(f"ln -s {tmp_path} .hpcdl-scratch-aaaaaaaa; mkdir .hpcdl-scratch-bbbbbbbb", shared)
-    with scratch_directory() as mine:
-        assert mine.parent == shared
-        assert mine.stat().st_mode & 0o077 == 0
-        with scratch_directory() as second:  # what is in use is not taken for left
-            assert mine.is_dir()
-            assert second != mine
-    assert (tmp_path / "precious").read_text() == "thesis"
-    assert (shared / ".hpcdl-scratch-bbbbbbbb").is_dir()
-    assert not mine.exists()
-
-
-@as_root
 def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(shared, monkeypatch):
     """`sudo -E` keeps TMPDIR: its owner renames what lies in it, and puts his own there."""
     stranger("mkdir -m 0777 his", shared)
@@ -330,17 +314,3 @@ def test_nothing_is_compiled_in_the_temporary_directory_of_another_user(shared, 
     with pytest.raises(MissingPrerequisite, match=said), scratch_directory():
         pass
     assert list((shared / "his").iterdir()) == []
-
-
-def test_what_a_killed_process_left_in_its_scratch_directory_goes(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    child = os.fork()
-    if child == 0:
-        with scratch_directory() as mine:
-            (mine / "file").write_text("x")
-            os.kill(os.getpid(), 9)
-    os.waitpid(child, 0)
-    assert len(list(tmp_path.iterdir())) == 1
-    with scratch_directory() as mine:
-        assert list(tmp_path.iterdir()) == [mine]
-    assert list(tmp_path.iterdir()) == []
