@@ -1,7 +1,10 @@
 """What tests build: one builder per kind of thing."""
 
+from dataclasses import replace
+
 from hpcdl.cluster import lifecycle, state
 from hpcdl.cluster.teardown import silent
+from hpcdl.regress.history import Result
 from hpcdl.regress.references import Reference
 from hpcdl.slurm import client
 from hpcdl.workflows.embedded import request
@@ -52,6 +55,24 @@ def reference(**changes):
     plain |= {"value": 1000.0, "unit": "images/s", "lower": -0.2, "runs": 5, "spread": 0.01}
     plain |= {"source": "a test", "proof": "run", "date": "2026-01-01"}
     return Reference(**plain | changes)
+
+
+METRIC = {"name": "images_per_second", "value": 90.5, "unit": "images/s", "wanted": True}
+METRIC |= {"reference": 100.0, "low": 80.0, "high": None}
+
+
+def verdict(status="PASS", reason="", **changes):
+    """A verdict as verdicts.json has it."""
+    plain = {"check": "throughput", "case": "mlp", "partition": "p100", "metrics": [METRIC]}
+    plain |= {"status": status, "reason": reason, "waived": False, "ok": status == "PASS"}
+    return {**plain, "seconds": 1.5, **changes}
+
+
+def result(time="2026-06-01T00:00:00+00:00", value=1000.0, **changes):
+    """A result of the history; `time` is one of ISO 8601, or a datetime."""
+    at = time if isinstance(time, str) else time.isoformat(timespec="seconds")
+    row = Result("r", at, "throughput", "resnet50", "p100", "rate", value, "images/s", "PASS")
+    return replace(row, **changes)
 
 
 def plan_build(site, name=None, partition=None):

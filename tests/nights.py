@@ -5,8 +5,9 @@ from datetime import datetime, timedelta, timezone
 
 from hpcdl.regress.answer import Rulings
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.report.page import night_page, read_files
+from tests.make import METRIC, result, verdict
 
 END = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc)
 RELEASES = (
@@ -56,32 +57,12 @@ def _throughput(rng, partition, case, level, count, left, common):
     slow = 0.95 if partition == "p100" and case.startswith("resnet50-4x") and left <= 12 else 1.0
     value = level * slow * (1 + 0.012 * rng.gauss(0, 1))
     nodes = f"{partition}-01" if count == 1 else f"{partition}-[01-{count:02d}]"
+    at = {**common, "case_name": case, "partition": partition, "nodes": nodes, "job": 10_000 - left}
     if partition == "v100" and case.startswith("vgg16-2x") and left == 30:
-        return Result(
-            **{**common, "status": "ERROR", "unit": ""},
-            check_name="throughput",
-            case_name=case,
-            partition=partition,
-            metric="",
-            value=None,
-            reason="node lost: v100-02",
-            nodes=nodes,
-            job=10_000 - left,
-        )
-    return Result(
-        **common,
-        check_name="throughput",
-        case_name=case,
-        partition=partition,
-        metric=_RATE,
-        value=value,
-        nodes=nodes,
-        job=10_000 - left,
-        reference=level,
-        low=0.9 * level,
-        queue_wait=30.0,
-        restarts=0,
-    )
+        lost = {"status": "ERROR", "unit": "", "metric": "", "reason": "node lost: v100-02"}
+        return result(**at | lost, value=None)
+    more = {"reference": level, "low": 0.9 * level, "queue_wait": 30.0, "restarts": 0}
+    return result(**at, value=value, metric=_RATE, **more)
 
 
 def _storage(rng, partition, left, common):
@@ -90,18 +71,11 @@ def _storage(rng, partition, left, common):
         level = speed * (1 + index)
         for node in range(1, nodes + 1):
             slow = 0.9 if (partition, node) == ("p100", 5) and left < 20 else 1.0
-            yield Result(
-                **{**common, "unit": "MB/s"},
-                check_name="storage",
-                case_name=what,
-                partition=partition,
-                metric="read_rate",
-                reference=level,
-                value=level * slow * (1 + 0.015 * rng.gauss(0, 1)),
-                nodes=f"{partition}-{node:02d}",
-                job=node,
-                low=0.8 * level,
-            )
+            value = level * slow * (1 + 0.015 * rng.gauss(0, 1))
+            at = {**common, "case_name": what, "partition": partition, "unit": "MB/s"}
+            at |= {"nodes": f"{partition}-{node:02d}", "job": node, "metric": "read_rate"}
+            more = {"reference": level, "low": 0.8 * level}
+            yield result(**at, value=value, check_name="storage", **more)
 
 
 def verdicts(folder, *, log_lines=400):
@@ -141,43 +115,23 @@ def _verdict(rng, folder, partition, case, level, count, log_lines):
             for step in range(log_lines)
         )
     )
-    metric = {
-        "name": _RATE,
-        "value": value,
-        "unit": "images/s",
-        "reference": level,
-        "low": 0.9 * level,
-        "high": None,
-        "source": "measured on 'three-generations'",
-        "proof": "run",
-        "wanted": True,
-    }
+    metric = METRIC | {"name": _RATE, "value": value, "reference": level, "low": 0.9 * level}
+    metric |= {"source": "measured on 'three-generations'", "proof": "run"}
     reason = f"{_RATE} {value:.0f} images/s is 13% below its reference {level:.0f}" if slow else ""
-    return {
-        "check": "throughput",
-        "case": case,
-        "partition": partition,
-        "waived": False,
-        "status": "FAIL" if slow else "PASS",
-        "ok": not slow,
-        "reason": reason,
-        "metrics": [metric],
-        "seconds": 60.0,
-        "release": RELEASES[2],
-        "driver": _DRIVER,
-        "job": {
-            "id": 48121,
-            "state": "COMPLETED",
-            "exit_code": 0,
-            "restarts": 0,
-            "nodes": f"{partition}-[01-{count:02d}]",
-            "queue_wait_seconds": 31.0,
-            "run_seconds": 55.0,
-        },
-        "script": str(files["script"]),
-        "log": str(files["log"]),
-        "result": "",
-    }
+    job = {"id": 48121, "state": "COMPLETED", "exit_code": 0, "restarts": 0}
+    job |= {"nodes": f"{partition}-[01-{count:02d}]", "queue_wait_seconds": 31.0}
+    return verdict(
+        "FAIL" if slow else "PASS",
+        reason,
+        case=case,
+        partition=partition,
+        metrics=[metric],
+        release=RELEASES[2],
+        driver=_DRIVER,
+        job={**job, "run_seconds": 55.0},
+        script=str(files["script"]),
+        log=str(files["log"]),
+    )
 
 
 def page(folder, nights=80, site="x"):

@@ -24,12 +24,13 @@ from hpcdl.regress.answer import Rulings
 from hpcdl.regress.exchange import as_json_lines
 from hpcdl.regress.formats import FORMATS, as_junit
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.report.page import night_page
 from hpcdl.system import inert
 from hpcdl.system.errors import BadInput
 from hpcdl.system.inert import UNSEEN, inert_output, markdown_cell
 from hpcdl.system.text import StatusLine, paint, table
+from tests import make
 
 HOSTILE = "=2+2\x1b[2J\x07\x9b31m\r\u202egnp.exe\u200b\u2066\ufeff\x00<b>|`x`[a](b)\U000e0041\nPASS"
 """Clears a screen, rings, turns text around, hides, calculates, and begins a line of its own."""
@@ -38,33 +39,14 @@ TEXTS = st.text(st.characters() | ODD) | st.just(HOSTILE)
 
 
 def verdict(text):
-    metric = {
-        "name": text,
-        "value": 1.0,
-        "unit": text,
-        "reference": 1.0,
-        "low": None,
-        "high": None,
-        "wanted": True,
-    }
-    return {
-        "check": text,
-        "case": text,
-        "partition": text,
-        "status": "FAIL",
-        "reason": text,
-        "waived": False,
-        "ok": False,
-        "metrics": [metric],
-        "seconds": 1.0,
-        "job": {"nodes": text},
-    }
+    names = dict.fromkeys(("check", "case", "partition"), text)
+    metric = make.METRIC | {"name": text, "unit": text}
+    return make.verdict("FAIL", text, **names, metrics=[metric], job={"nodes": text})
 
 
 def result(text, **changes):
     names = "run check_name status case_name partition metric unit reason release nodes log"
-    known = dict.fromkeys(names.split(), text)
-    return Result(**{**known, "time": "2026-06-01T00:00:00+00:00", "value": 1.0, **changes})
+    return make.result(value=1.0, **dict.fromkeys(names.split(), text) | changes)
 
 
 def printed(show):

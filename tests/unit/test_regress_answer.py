@@ -12,9 +12,9 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.regress.answer import GateAnswer
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.verdict import WHOLE_RUN
-from tests.unit.test_regress_formats import METRIC, verdict
+from tests.make import METRIC, result, verdict
 
 DROP, NIGHTS = 200, 330
 
@@ -22,27 +22,11 @@ DROP, NIGHTS = 200, 330
 def rows():
     """A series that lost 5 % of late and one that did so 130 nights ago; both pass tonight."""
     now, rng = datetime.now(timezone.utc), random.Random(3)
-    found = []
     for night in range(NIGHTS):
-        at = (now - timedelta(days=NIGHTS - 1 - night)).isoformat(timespec="seconds")
         for case, since in (("recent", NIGHTS - 10), ("old", DROP)):
             value = 1000 * (0.95 if night >= since else 1.0) * (1 + 0.005 * rng.gauss(0, 1))
-            found.append(
-                Result(
-                    f"r{night}",
-                    at,
-                    "throughput",
-                    case,
-                    "p100",
-                    "rate",
-                    value,
-                    "images/s",
-                    "PASS",
-                    low=900.0,
-                    reference=1000.0,
-                )
-            )
-    return found
+            named = {"run": f"r{night}", "case_name": case, "low": 900.0, "reference": 1000.0}
+            yield result(now - timedelta(days=NIGHTS - 1 - night), value, **named)
 
 
 @pytest.fixture
@@ -111,8 +95,8 @@ def test_a_change_before_the_gates_window_alarms_nowhere(told):
 
 def test_the_night_of_a_run_that_went_wrong_does_not_end_a_series(tmp_path):
     now = datetime.now(timezone.utc)
-    at = (now - timedelta(days=60)).isoformat(timespec="seconds")
-    error = Result("r", at, "throughput", "recent", "p100", "", None, "", "ERROR", reason="lost")
+    failed = {"metric": "", "unit": "", "status": "ERROR", "reason": "lost"}
+    error = result(now - timedelta(days=60), None, case_name="recent", **failed)
     with open_history(tmp_path / "h", "x") as history:
         history.add([*rows(), error, replace(error, check_name=WHOLE_RUN, case_name="")])
         assert ask(history, now=now).ended == ()

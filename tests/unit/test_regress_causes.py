@@ -9,9 +9,10 @@ from hpcdl.regress.answer import Acceptance, Finding, GateAnswer, Rulings
 from hpcdl.regress.causes import POOLED, causes_of, pooled, tonight
 from hpcdl.regress.check_text import gate_text
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.notify import notice_of
+from tests.make import result
 
 NIGHT, NOW = date(2026, 11, 20), datetime(2026, 11, 20, 4, tzinfo=timezone.utc)
 
@@ -104,22 +105,10 @@ def results(nights=60, count=40, lower=8, size=0.04):
     for number in range(count):
         for night in range(nights):
             last = night == nights - 1
+            value = 1000 * (1 + 0.02 * rng.gauss(0, 1)) * (1 - size * (last and number < lower))
+            more = {"case_name": f"case-{number}", "release": "r2" if last else "r1", "low": 500.0}
             at = NOW - timedelta(days=nights - 1 - night, hours=1)
-            value = 1000 * (1 + 0.02 * rng.gauss(0, 1))
-            value *= 1 - size * (last and number < lower)
-            yield Result(
-                f"r{night}",
-                at.isoformat(timespec="seconds"),
-                "throughput",
-                f"case-{number}",
-                "p100",
-                "rate",
-                value,
-                "images/s",
-                "PASS",
-                release="r2" if last else "r1",
-                low=500.0,
-            )
+            yield result(at, value, run=f"r{night}", **more)
 
 
 @pytest.mark.parametrize(("lower", "told"), [(12, True), (0, False)])

@@ -9,34 +9,9 @@ import pytest
 from hpcdl.regress.formats import FORMATS, as_junit, as_markdown, as_prometheus, read_run
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
+from tests.make import METRIC, verdict
 
 ODD = 'loss "nan" <b> | \x00\x1b[31m & \\ back\nslash'
-
-
-METRIC = {
-    "name": "images_per_second",
-    "value": 90.5,
-    "unit": "images/s",
-    "reference": 100.0,
-    "low": 80.0,
-    "high": None,
-    "wanted": True,
-}
-
-
-def verdict(status, reason="", **changes):
-    return {
-        "check": "throughput",
-        "case": "mlp",
-        "partition": "p100",
-        "status": status,
-        "reason": reason,
-        "waived": False,
-        "ok": status == "PASS",
-        "metrics": [METRIC],
-        "seconds": 1.5,
-        **changes,
-    }
 
 
 def keep(folder, *verdicts):

@@ -35,29 +35,16 @@ from hpcdl.system import files
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import file_system, locks_hold
 from hpcdl.system.resources import home
-from tests.unit.test_regress_formats import METRIC, verdict
+from tests import make
+from tests.make import METRIC, verdict
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
 
 def result(night=0, value=1000.0, **changes):
-    time = (NOW - timedelta(days=100 - night)).isoformat(timespec="seconds")
-    return Result(
-        **{
-            "run": f"run-{night}",
-            "time": time,
-            "check_name": "throughput",
-            "case_name": "mlp",
-            "partition": "p100",
-            "metric": "images_per_second",
-            "value": value,
-            "unit": "images/s",
-            "status": "PASS",
-            "release": "r1",
-            "job": night + 1,
-            **changes,
-        }
-    )
+    own = {"run": f"run-{night}", "case_name": "mlp", "metric": "images_per_second"}
+    own |= {"release": "r1", "job": night + 1}
+    return make.result(NOW - timedelta(days=100 - night), value, **own | changes)
 
 
 def nights(factor=1.0, start=200):

@@ -18,10 +18,11 @@ import yaml
 
 from hpcdl.regress import notify
 from hpcdl.regress.answer import Finding, GateAnswer
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.notify import notice_of, read_addressees, tell
 from hpcdl.system.errors import BadInput
+from tests.make import result
 
 SERIES = Series("throughput", "resnet50", "p100", "rate", unit="images/s")
 DROP = Finding(SERIES, "drop", "-5.0% since 2026-11-01: 1000 -> 950")
@@ -234,10 +235,9 @@ def test_a_file_that_others_may_read_is_refused(tmp_path):
 
 
 def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl, monkeypatch):
-    at = (datetime.now(timezone.utc) - timedelta(days=1)).isoformat(timespec="seconds")
-    row = Result("r", at, "throughput", "x", "p100", "rate", 1.0, "images/s", "FAIL")
+    at = datetime.now(timezone.utc) - timedelta(days=1)
     with open_history(tmp_path / "h", "embedded") as history:
-        history.add([row])
+        history.add([result(at, status="FAIL")])
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
     words = ["check", "gate", "--site", "embedded"]
     answer = hpcdl(*words, code=1).out

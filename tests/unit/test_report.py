@@ -13,7 +13,7 @@ from hpcdl.cli import main
 from hpcdl.regress.answer import Rulings
 from hpcdl.regress.causes import causes_of
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import FigurePoint, Result, history_path, open_history
+from hpcdl.regress.history import FigurePoint, history_path, open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.report.figures import MOST, layout_of, nodes_of, scaling, view
 from hpcdl.regress.report.page import (
@@ -31,6 +31,8 @@ from hpcdl.regress.report.page import (
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.resources import folder
 from tests import nights
+from tests.make import METRIC, result
+from tests.make import verdict as made_verdict
 from tests.strangers import STRANGER, as_root
 
 SERIES = Series("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second", unit="images/s")
@@ -266,46 +268,16 @@ def embedded(folder, log):
 def hostile_page(tmp_path):
     log = run_directory(tmp_path) / "log"
     log.write_text(HOSTILE)
-    verdict = {
-        "check": HOSTILE,
-        "case": HOSTILE,
-        "partition": HOSTILE,
-        "status": "FAIL",
-        "reason": HOSTILE + "\ud800",
-        "waived": False,
-        "ok": False,
-        "release": HOSTILE,
-        "job": {"nodes": HOSTILE},
-        "log": str(log),
-        "metrics": [
-            {
-                "name": HOSTILE,
-                "value": 1.0,
-                "unit": HOSTILE,
-                "reference": 1.0,
-                "low": 0.5,
-                "high": None,
-                "source": HOSTILE,
-                "wanted": True,
-            }
-        ],
-    }
+    names = dict.fromkeys(("check", "case", "partition", "release"), HOSTILE)
+    metric = METRIC | dict.fromkeys(("name", "unit", "source"), HOSTILE)
+    job, reason = {"nodes": HOSTILE}, HOSTILE + "\ud800"
+    verdict = made_verdict("FAIL", reason, **names, metrics=[metric], job=job, log=str(log))
+    columns = dict.fromkeys(
+        ["check_name", "case_name", "partition", "metric", "unit", "release"], HOSTILE
+    )
     with open_history(tmp_path / "h.sqlite") as history:
         history.add(
-            Result(
-                run="r",
-                time=point(0).time,
-                check_name=HOSTILE,
-                case_name=HOSTILE,
-                partition=HOSTILE,
-                metric=HOSTILE,
-                value=float(n),
-                unit=HOSTILE,
-                status="FAIL",
-                release=HOSTILE,
-                nodes=HOSTILE + str(n),
-                job=n,
-            )
+            result(point(0).time, float(n), **columns, status="FAIL", nodes=HOSTILE + str(n), job=n)
             for n in range(1, 4)
         )
         lost = {**verdict, "status": "ERROR", "metrics": []}
