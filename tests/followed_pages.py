@@ -136,11 +136,6 @@ SCENES = {
     "docs/evidence/studies.md": Scene(
         left={
             "hpcdl study run hkbu-frameworks": "tests/integration/test_study.py",
-            "release=": "needs a mirror of Debian",
-            "debootstrap": "as above",
-            "cp -a --parents": "as above",
-            "ln -s": "as above",
-            "hpcdl study run aliyun-resnet50 --container": "as above",
         },
     ),
     "docs/studies.md": Scene((UP,), left={"export PATH": "this environment"}),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from hpcdl.api import study as api
 from hpcdl.jobs.spec import Module
+from hpcdl.jobs.sweep import run_statuses
 from hpcdl.workflows.study import running
-from hpcdl.workflows.study.cells import data_folder, make_plan
+from hpcdl.workflows.study.cells import make_plan
 from tests.unit.conftest import shipped
 
 RATES = {1: 8.0, 2: 15.0, 4: 16.0}
@@ -36,12 +37,10 @@ def judged_by(holds):
     return judge
 
 
-def planned(folder, *matrices, image="", partitions=(), pythons=ALL, report=None, **changes):
-    """The plan of a study of these jobs on the embedded site; `changes` are of it or its scale."""
+def planned(folder, *matrices, partitions=(), pythons=ALL, report=None, **changes):
+    """The plan of a study of these jobs on the embedded site; `changes` are of its scale."""
     found = shipped("embedded")
     site = replace(found, paths=replace(found.paths, work=folder, datasets=folder / "data"))
-    own = {key: changes.pop(key) for key in ("frameworks", "environments") if key in changes}
-    series = changes.pop("series", ["model"])
     usual = {"shows": "a test", "minutes": 5, "judge": all_ran, "single_node": True}
     scale = api.Scale(**{**usual, "jobs": matrices or [jobs()], **changes})
     study = api.Study(
@@ -49,18 +48,17 @@ def planned(folder, *matrices, image="", partitions=(), pythons=ALL, report=None
         question="Does it work?",
         origin="nobody",
         found="nothing",
-        series=series,
+        series=["model"],
         small=scale,
         full=scale,
         report=report or (lambda results: [api.rate(results)]),
         name="try-out",
         path=Path(__file__),
-        **own,
     )
-    return make_plan(site, study, "small", partitions, pythons, image)
+    return make_plan(site, study, "small", partitions, pythons)
 
 
-def a_result(ranks, rate, **changes):
+def a_result(ranks, rate, metrics=ALL, **changes):
     """A result.json of `ranks` ranks with 20 equal steps."""
     seconds, batch = 4 * ranks / rate, 4 * ranks
     samples = {name: [0.0] * 20 for name in PARTS}
@@ -68,7 +66,7 @@ def a_result(ranks, rate, **changes):
     return {
         "schema": 2,
         "outcome": {"status": "completed", "message": "", "exit_code": 0},
-        "job": {"id": "7"},
+        "job": {"id": "7", "partition": "p100"},
         "layout": {**LAYOUT, "ranks": ranks, "ranks_per_node": [ranks]},
         "release": "r1",
         "model": "resnet50",
@@ -78,30 +76,20 @@ def a_result(ranks, rate, **changes):
         "global_batch": batch,
         "options": {"warmup_steps": 5},
         "samples": {**samples, "images": [batch] * 20},
-        "summary": {"metrics": {}},
+        "summary": {"metrics": metrics, "images_per_second": rate},
         **changes,
     }
 
 
-def finish(plan, rates, turn=None, of=ALL, **changes):
-    """Leave a result for every cell whose ranks have a rate: in one round, of some values alone."""
+def finish(plan, rates, of=ALL, **changes):
+    """Leave a result for every cell whose ranks have a rate: of some values alone."""
     for cell in plan.cells:
-        chosen = of.items() <= cell.named.items() and turn in (None, cell.attempt)
-        if cell.gpus in rates and chosen:
+        if cell.gpus in rates and of.items() <= cell.named.items():
             cell.results.mkdir(parents=True, exist_ok=True)
             result = a_result(cell.gpus, rates[cell.gpus], **changes)
             (cell.results / "result.json").write_text(json.dumps(result))
             (cell.results / "exit_code").write_text("0\n")
     return plan
-
-
-def described(plan, name, images, size):
-    """Leave the description of a data set of two shards where the study looks for it."""
-    folder = Path(data_folder(plan.site, plan.scale, name))
-    folder.mkdir(parents=True)
-    shards = [{"bytes": size // 2}, {"bytes": size - size // 2}]
-    described = {"splits": {"train": {"examples": images, "shards": shards}}}
-    (folder / "dataset.json").write_text(json.dumps(described))
 
 
 def on_two_cores(plan, load=0):
@@ -110,7 +98,7 @@ def on_two_cores(plan, load=0):
 
 
 def findings_of(plan):
-    return running.collect(plan, running.run_statuses(plan))
+    return running.collect(plan, run_statuses(plan.folder, plan.points))
 
 
 def verdict(plan):

@@ -9,35 +9,32 @@ SMALL = "--model=chexnet --image-size=32 --batch-per-rank=8"
 TWENTY = f"{SMALL} --steps=20 --warmup-steps=4 --checkpoint-every=0"
 CHESTS = "size=384x384 bytes=80000 classes=findings shards=8"
 GLIMPSES = "size=96x96 bytes=7000 classes=findings shards=8"
-PROGRAMS = {
-    "new": study.Program("horovod"),
-    "old": study.Program("horovod", ["python", study.example("strategies/old_pipeline.py")]),
-}
+SLOW = ["python", study.example("strategies/slow_storage.py"), "10"]
+OLD = ["python", study.example("strategies/old_pipeline.py")]
 LEARN = f"{SMALL} --steps=300 --lr=0.05 --checkpoint-every=0"
-UNBOUND = study.Surroundings({"SLURM_CPU_BIND": "none"})
-BOTH, BINDING = "framework=new,old", "environment=bound,unbound framework=new"
+BINDING = {"bound": {}, "unbound": {"environment": {"SLURM_CPU_BIND": "none"}}}
 FULL = "--model=chexnet --batch-per-rank=64"
 
 
 def judge_small(results: study.Results) -> None:
     results.judge_runs("exactly one process per GPU")
     with results.rule("faster", "the new pipeline is faster"):
-        assert results.ratio("framework", "new", "old") >= 1.15
+        assert results.ratio("pipeline", "new", "old") >= 1.15
     with results.rule("input-share", "ranks wait for the old pipeline"):
-        assert results.where(framework="old").share("input") >= 0.1
+        assert results.where(pipeline="old").share("input") >= 0.1
     with results.rule("input-share", "they hardly wait for the new one"):
-        assert results.where(framework="new", run="training").share("input") <= 0.1
+        assert results.where(run="training", pipeline="new").share("input") <= 0.1
     with results.rule("metric", "findings are learnt: AUROC over all ranks is above chance"):
         assert results.where(run="learning").metric("auroc") >= 0.6
 
 
 def judge_full(results: study.Results) -> None:
     results.judge_runs("exactly one process per GPU")
-    new = results.where(run="training", framework="new")
+    new = results.where(run="training", pipeline="new")
     with results.rule("efficiency", "the new pipeline scales near-linearly"):
         assert new.efficiency(8, 16) >= 0.85
     with results.rule("faster", "the new pipeline is at least twice as fast"):
-        assert results.ratio("framework", "new", "old") >= 2.0
+        assert results.ratio("pipeline", "new", "old") >= 2.0
     with results.rule("metric", "AUROC as in arXiv 1711.05225 less 0.04"):
         assert new.metric("auroc") >= 0.80
 
@@ -46,7 +43,7 @@ def report(results: study.Results) -> study.Parts:
     training = results.where(run="training")
     yield study.rate(training, "Throughput")
     yield study.speedup(training, "Speed-up", PUBLISHED)
-    yield study.shares(training, "Where a step's time goes")
+    yield study.phases(training, "Where a step's time goes")
     title = "Images per second, ranks bound to cores and not"
     yield study.table(results.where(run="binding"), title, "environment")
 
@@ -60,9 +57,7 @@ STUDY = study.Study(
     "PowerEdge C4140, 4 V100-SXM2 per node, Horovod.",
     found="The old pipeline leaves GPUs at 0 %; the new one scales near-linearly. Exactly one "
     "process per GPU: TensorFlow 1.13.1 opened every GPU in every process.",
-    series=["framework"],
-    frameworks=PROGRAMS,
-    environments={"bound": study.Surroundings(), "unbound": UNBOUND},
+    series=["pipeline"],
     report=report,
     published=PUBLISHED,
     small=study.Scale(
@@ -76,46 +71,42 @@ STUDY = study.Study(
         single_node=True,
         minutes=20,
         cpus_per_rank=1,
-        exchange_from="framework=new run=training",
         judge=judge_small,
         data={
             "chests": study.made("photos", f"count=640 test=32 {CHESTS}"),
             "glimpses": study.made("photos", f"count=512 test=128 {GLIMPSES}"),
         },
         jobs=[
-            study.Jobs(
-                "training",
-                f"{BOTH} gpus=1,2,4",
-                TWENTY,
-                exclude=["framework=old gpus=4"],
-                data="chests",
-                reads=study.Reads(10),
-                predict=[8, 16],
+            *study.Jobs("training", "gpus=1,2,4", TWENTY, data="chests").each(
+                "pipeline",
+                {
+                    "new": {"program": SLOW},
+                    "old": {"program": [*SLOW, "old"], "exclude": ["gpus=4"]},
+                },
             ),
-            study.Jobs("learning", "framework=new gpus=2", LEARN, data="glimpses"),
-            study.Jobs("binding", f"{BINDING} gpus=4", TWENTY, data="chests"),
+            study.Jobs("learning", "gpus=2", LEARN, data="glimpses"),
+            *study.Jobs("binding", "gpus=4", TWENTY, data="chests").each("environment", BINDING),
         ],
     ),
     full=study.Scale(
         shows="The original, 1 to 16 GPUs on 4 nodes.",
         minutes=1440,
         judge=judge_full,
-        data={"chests": study.given("chestxray14", gigabytes=45, images=112120)},
+        data={"chests": study.given("chestxray14")},
         jobs=[
-            study.Jobs(
+            *study.Jobs(
                 "training",
-                f"{BOTH} gpus=1,2,4,8,16 partition=v100",
+                "gpus=1,2,4,8,16 partition=v100",
                 f"{FULL} --epochs=10",
                 data="chests",
-                predict=[32],
-            ),
-            study.Jobs(
+            ).each("pipeline", {"new": {"predict": [32]}, "old": {"program": OLD}}),
+            *study.Jobs(
                 "binding",
-                f"{BINDING} gpus=4,16 partition=v100",
+                "gpus=4,16 partition=v100",
                 f"{FULL} --steps=600 --warmup-steps=100 --checkpoint-every=0",
                 data="chests",
                 minutes=240,
-            ),
+            ).each("environment", BINDING),
         ],
     ),
 )

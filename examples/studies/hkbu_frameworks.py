@@ -4,37 +4,41 @@ from hpcdl.api import study
 
 VIT = "hpcdl.examples.transformers:vit_s16"
 THREE = "alexnet,googlenet,resnet50"
-PROGRAMS = {
-    "horovod": study.Program("horovod"),
-    "tf.distribute": study.Program(
-        "multiworker", ["python", study.example("strategies/multiworker.py")]
-    ),
-    "torch": study.Program("torch", [study.PYTHON, study.example("frameworks/torch_networks.py")]),
-    "jax": study.Program("jax", [study.PYTHON, study.example("frameworks/jax_networks.py")]),
+TORCH = [study.PYTHON, study.example("frameworks/torch_networks.py")]
+JAX = [study.PYTHON, study.example("frameworks/jax_networks.py")]
+TF = ["python", study.example("strategies/multiworker.py")]
+SOME = {
+    "horovod": {},
+    "torch": {"launcher": "torch", "program": TORCH},
+    "jax": {"launcher": "jax", "program": JAX},
 }
-UNTUNED = {
+EVERY = {**SOME, "tf.distribute": {"launcher": "multiworker", "program": TF}}
+OFF = {
     "TF_CUDNN_USE_AUTOTUNE": "0",
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "XLA_FLAGS": "--xla_gpu_autotune_level=0",
     "HPCDL_AUTOTUNE": "0",
 }
+TUNED = {"tuned": {}, "untuned": {"environment": OFF}}
 PICTURES = "--dataset=hpcdl.examples.frameworks.pictures"
 
 
 def jobs(
-    options: str, batches: str, gpus: str, across: str, own: str, layouts: str, excluded: list[str]
+    options: str, batches: str, gpus: str, across: str, own: str, excluded: list[str]
 ) -> list[study.Jobs]:
     """Return a scale's jobs: all frameworks side by side, and what some of them can vary."""
-    batch = "8" if "small" in options else "64"
-    one, some = f"{options} --batch-per-rank={batch}", "framework=horovod,torch,jax"
-    every = "framework=horovod,tf.distribute,torch,jax"
+    one = f"{options} --batch-per-rank={'8' if 'small' in options else '64'}"
+    speed = study.Jobs("speed", f"model={THREE},{VIT} {gpus}", one, excluded)
+    batch = study.Jobs("batch", f"batch-per-rank={batches} {own}", options)
+    layout = study.Jobs("layout", f"layout=nchw,nhwc {own}", one)
+    tuned = study.Jobs("autotune", own, one).each("environment", TUNED)
     return [
-        study.Jobs("speed", f"{every} model={THREE},{VIT} {gpus}", one, excluded),
-        study.Jobs("across", f"{every} {across}", one),
-        study.Jobs("batch", f"{some} batch-per-rank={batches} {own}", options),
-        study.Jobs("layout", f"framework={layouts} layout=nchw,nhwc {own}", one),
-        study.Jobs("autotune", f"{some} environment=tuned,untuned {own}", one),
-        study.Jobs("xla", f"framework=horovod {own}", f"{one} --xla"),
+        *speed.each("framework", EVERY),
+        *study.Jobs("across", across, one).each("framework", EVERY),
+        *batch.each("framework", SOME),
+        *layout.each("framework", {"torch": SOME["torch"]}),
+        *(jobs for each in tuned for jobs in each.each("framework", SOME)),
+        *study.Jobs("xla", own, f"{one} --xla").each("framework", {"horovod": {}}),
     ]
 
 
@@ -51,7 +55,7 @@ def report(results: study.Results) -> study.Parts:
     alexnet, one = speed.where(model="alexnet"), speed.where(gpus=1)
     yield study.rate(alexnet, "AlexNet: throughput")
     yield study.speedup(alexnet, "AlexNet: speed-up")
-    yield study.shares(one, "A step on one GPU")
+    yield study.phases(one, "A step on one GPU")
     yield study.table(speed, "Images per second of all", "framework")
     for part in ("compute", "input", "update"):
         name = "Computing" if part == "compute" else part.capitalize()
@@ -77,8 +81,6 @@ STUDY = study.Study(
     "in whether the exchange of gradients hides behind back-propagation; none scales well over 4 "
     "nodes.",
     series=["framework", "model"],
-    frameworks=PROGRAMS,
-    environments={"tuned": study.Surroundings(), "untuned": study.Surroundings(UNTUNED)},
     report=report,
     small=study.Scale(
         shows="The programs of all frameworks run in one harness, on the same batches and with as "
@@ -97,7 +99,6 @@ STUDY = study.Study(
             gpus="gpus=1,2",
             across="model=alexnet nodes=2 gpus=2,4",
             own="model=alexnet gpus=1",
-            layouts="torch",
             excluded=["model=googlenet gpus=2", "model=resnet50 gpus=2"],
         ),
     ),
@@ -113,7 +114,6 @@ STUDY = study.Study(
             gpus="gpus=1,2,4 partition=p100",
             across=f"model={THREE},{VIT} gpus=8,16 partition=p100",
             own=f"model={THREE} gpus=1 partition=p100",
-            layouts="torch",
             excluded=[],
         ),
     ),

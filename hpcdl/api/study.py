@@ -5,65 +5,22 @@ from hpcdl.api import study
 STUDY = study.Study(title=..., question=..., small=study.Scale(...), full=study.Scale(...), ...)
 """
 
-from hpcdl.system.chart import Curve, Panel, Segment
-from hpcdl.workflows.study.charts import (
-    Part,
-    Parts,
-    ResultTable,
-    efficiency,
-    learning,
-    milliseconds,
-    phases,
-    rate,
-    shares,
-    speedup,
-    table,
-    time_by_size,
-    timeline,
-)
-from hpcdl.workflows.study.declared import (
-    PYTHON,
-    Jobs,
-    Program,
-    Published,
-    Reads,
-    Scale,
-    Study,
-    Surroundings,
-    example,
-    given,
-    made,
-)
-from hpcdl.workflows.study.findings import Results, Undecided
-
-__all__ = [
-    "PYTHON",
-    "Curve",
-    "Jobs",
-    "Panel",
-    "Part",
-    "Parts",
-    "Program",
-    "Published",
-    "Reads",
-    "ResultTable",
-    "Results",
-    "Scale",
-    "Segment",
-    "Study",
-    "Surroundings",
-    "Undecided",
-    "efficiency",
-    "example",
-    "given",
-    "learning",
-    "made",
-    "milliseconds",
-    "phases",
-    "rate",
-    "shares",
-    "speedup",
-    "table",
-    "time_by_size",
-    "timeline",
-]
+from hpcdl.system.chart import Curve as Curve
+from hpcdl.system.chart import Panel as Panel
+from hpcdl.workflows.study.charts import Parts as Parts
+from hpcdl.workflows.study.charts import ResultTable as ResultTable
+from hpcdl.workflows.study.charts import milliseconds as milliseconds
+from hpcdl.workflows.study.charts import phases as phases
+from hpcdl.workflows.study.charts import rate as rate
+from hpcdl.workflows.study.charts import speedup as speedup
+from hpcdl.workflows.study.charts import table as table
+from hpcdl.workflows.study.declared import PYTHON as PYTHON
+from hpcdl.workflows.study.declared import Jobs as Jobs
+from hpcdl.workflows.study.declared import Published as Published
+from hpcdl.workflows.study.declared import Scale as Scale
+from hpcdl.workflows.study.declared import Study as Study
+from hpcdl.workflows.study.declared import example as example
+from hpcdl.workflows.study.declared import given as given
+from hpcdl.workflows.study.declared import made as made
+from hpcdl.workflows.study.findings import Results as Results
+from hpcdl.workflows.study.findings import Undecided as Undecided

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Group, command, option, show, the_site
@@ -18,23 +17,23 @@ if TYPE_CHECKING:
 _WHICH = (
     option("study", "STUDY", "name of a study, or a study file"),
     option("--scale", "SCALE", "small (default) or full", default="small"),
-    option("--partition", "A,B", "partitions to use instead, in the study's order", default=""),
 )
 
 
 def _plan(args: argparse.Namespace) -> Plan:
+    """The plan on the partitions of the options, or on those that it was run on."""
     from hpcdl.cli.request import pair
-    from hpcdl.jobs.program import check_image, image_of
-    from hpcdl.workflows.study.cells import make_plan
+    from hpcdl.workflows.study.cells import make_plan, study_folder
     from hpcdl.workflows.study.load import load_study
+    from hpcdl.workflows.study.measurements import noted_run
 
-    partitions = [name for name in args.partition.split(",") if name]
     form = "FRAMEWORK=PATH, such as torch=/usr/bin/python3"
     pythons = dict(pair("--python", text, form) for text in getattr(args, "python", ()))
-    image = image_of(Path.cwd(), getattr(args, "container", None))
-    check_image(Path.cwd(), image)
-    study = load_study(args.study)
-    return make_plan(the_site(args), study, args.scale, partitions, pythons, image or "")
+    study, site = load_study(args.study), the_site(args)
+    partitions = noted_run(study_folder(site, study, args.scale)).partitions
+    if "partition" in args:
+        partitions = tuple(name for name in args.partition.split(",") if name)
+    return make_plan(site, study, args.scale, partitions, pythons)
 
 
 @command("hpcdl study list", site=False)
@@ -61,43 +60,42 @@ def _show(args: argparse.Namespace) -> ExitCode:
 @command(
     "hpcdl study run sjtu-inception --scale small",
     *_WHICH,
+    option("--partition", "A,B", "partitions to use instead, in the study's order", default=""),
     option(
         "--python",
         "FRAMEWORK=PATH",
         "interpreter of a framework, if the module has none",
         many=True,
     ),
-    option("--container", "IMAGE", "container image of the jobs that run in one"),
     option("--no-wait", "submit the jobs and exit"),
-    option("--module", "NAME[/VERSION]", "module to load instead of the release's", many=True),
     changes=True,
 )
 def _run(args: argparse.Namespace) -> ExitCode:
     """Run a study's jobs and write its report; run it again to resume."""
-    from hpcdl.workflows.modules import check_available, modules_by_partition
+    from hpcdl.jobs.sweep import run_statuses, summary
+    from hpcdl.workflows.modules import modules_by_partition
     from hpcdl.workflows.study import running
 
     plan = _plan(args)
     places = tuple(dict.fromkeys(cell.point.spec.partition for cell in plan.possible))
-    modules = modules_by_partition(plan.site, places, named=args.module, published=not args.dry_run)
+    modules = modules_by_partition(plan.site, places, published=not args.dry_run)
     if args.dry_run:
         return _show_scripts(plan, modules, args)
-    for module in dict.fromkeys(modules.values()) if args.module else ():
-        check_available(plan.site, module)
     for step in running.start(plan, modules):
         print(step, file=sys.stderr)
     for line in running.nodes_down(plan):
         print(f"note: {line}", file=sys.stderr)
     if args.no_wait:
-        text = running.summary(running.run_statuses(plan))
+        text = summary(run_statuses(plan.folder, plan.points))
         return show(args, {"directory": plan.folder, "summary": text}, text)
     _wait(plan, args)
-    return _report_of(plan, plan.folder / "report", args)
+    return _report_of(plan, args)
 
 
 def _wait(plan: Plan, args: argparse.Namespace) -> None:
+    from hpcdl.jobs.sweep import summary
     from hpcdl.system.text import StatusLine
-    from hpcdl.workflows.study.running import summary, wait
+    from hpcdl.workflows.study.running import wait
 
     try:
         with StatusLine(quiet=args.json) as status:
@@ -111,23 +109,18 @@ def _wait(plan: Plan, args: argparse.Namespace) -> None:
         ) from fault
 
 
-@command(
-    "hpcdl study report sjtu-inception --output sjtu",
-    *_WHICH,
-    option("--output", "DIR", "directory of the report (default: beside the results)", type=Path),
-)
+@command("hpcdl study report sjtu-inception", *_WHICH)
 def _report(args: argparse.Namespace) -> ExitCode:
     """Write the report from the results so far: Markdown, JSON and a figure."""
-    plan = _plan(args)
-    return _report_of(plan, args.output or plan.folder / "report", args)
+    return _report_of(_plan(args), args)
 
 
-def _report_of(plan: Plan, target: Path, args: argparse.Namespace) -> ExitCode:
+def _report_of(plan: Plan, args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.study.report import as_data, as_text, write_report
     from hpcdl.workflows.study.running import collect, last_run_statuses
 
     results = collect(plan, last_run_statuses(plan))
-    paths = write_report(results, target)
+    paths = write_report(results, plan.folder / "report")
     files = f"report {paths['report.md']}\nfigure {paths['figure.svg']}"
     show(args, {**as_data(results), "files": paths}, f"{as_text(results)}\n{files}")
     # With missing results, or with those of a busy machine, there is no answer.
@@ -137,15 +130,16 @@ def _report_of(plan: Plan, target: Path, args: argparse.Namespace) -> ExitCode:
 
 
 def _show_scripts(plan: Plan, modules: Modules, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.workflows.study.report import scripts_data, scripts_text
-    from hpcdl.workflows.study.running import check_scripts
+    from hpcdl.workflows.study.running import scripts
 
-    checked = tuple(check_scripts(plan, modules))
-    data = scripts_data(plan, checked)
-    show(args, data, scripts_text(data, verbose=args.verbose))
-    if any(one.errors for one in checked):
-        return ExitCode.NO
-    return ExitCode.PARTLY if plan.impossible else ExitCode.OK
+    arrays = [*scripts(plan, modules)]
+    left_out = {cell.name: cell.point.problem for cell in plan.cells if cell.point.problem}
+    texts = [f"# would submit an array of {count}:\n{text}" for count, text in arrays]
+    more = [f"# left out: {name}: {problem}" for name, problem in left_out.items()]
+    rows = [{"jobs": count, "script": text} for count, text in arrays]
+    data = {"cells": len(plan.possible), "left_out": left_out, "scripts": rows}
+    show(args, data, "\n".join([*texts, *more]))
+    return ExitCode.PARTLY if left_out else ExitCode.OK
 
 
 GROUP = Group("study", (_list, _show, _run, _report))

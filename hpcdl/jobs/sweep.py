@@ -343,7 +343,6 @@ def submit(
     modules: Modules,
     running: int | None,
     *,
-    after: Sequence[int] = (),
     request: Request | None = None,
     retry: bool = True,
 ) -> tuple[RunStatus, ...]:
@@ -351,8 +350,8 @@ def submit(
 
     One `sbatch --test-only` per distinct shape comes before anything is queued. `points` are the
     matrix as it is now; those of an earlier one are kept in the manifest. `running` is the most
-    tasks at a time, of all arrays together; `after` are jobs that must have ended before any of
-    these begins; a sweep of another `request` is refused; with `retry` failed points run again.
+    tasks at a time, of all arrays together; a sweep of another `request` is refused; with `retry`
+    failed points run again.
 
     Raises:
         BadInput: Slurm refuses a shape, or the directory holds another sweep; nothing is queued,
@@ -376,7 +375,7 @@ def submit(
             prepared = _prepare(site, folder, wanted[: limits.jobs], modules, running, tasks)
         _ask_first(prepared)
         known = {row.get("job_id") for row in of_this_cluster(manifest.rows)}
-        before = {*after, *(known & set(active) if running else ())}
+        before = {job for job in active if running and job in known}
         full = _queue_all(folder, manifest, status, prepared, running, before) or full
         _write(folder, manifest, status)
     return tuple(

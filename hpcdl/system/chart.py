@@ -1,7 +1,7 @@
-"""Charts as SVG, without a library: curves over an axis, and bars or timelines made of spans.
+"""Charts as SVG, without a library: curves over an axis.
 
-A `Panel` holds curves, or rows of spans; `svg` draws panels side by side, each with its legend
-below. Filled markers are measured, hollow ones predicted, grey crosses published by others.
+A `Panel` holds curves; `svg` draws panels side by side, each with its legend below. Filled markers
+are measured, hollow ones predicted, grey crosses published by others.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Curve:
     colour: int = 0
     low: Sequence[float] = ()
     high: Sequence[float] = ()
-    line: bool = True
 
     @property
     def paint(self) -> str:
@@ -49,31 +48,15 @@ _OURS = ("measured", "predicted")
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A part of a row, from a value on: of a bar, or of a timeline."""
-
-    row: int
-    start: float
-    length: float
-    part: str
-
-
-@dataclass(frozen=True)
 class Panel:
-    """One part of a figure. `log_x` and `log_y` are the base of a logarithmic axis, or 0.
-
-    Where it has `rows`, it shows `spans` in them; `parts` gives their names in the legend.
-    """
+    """One part of a figure. `log_x` and `log_y` are the base of a logarithmic axis, or 0."""
 
     title: str
     x_label: str
-    y_label: str = ""
-    curves: Sequence[Curve] = ()
+    y_label: str
+    curves: Sequence[Curve]
     log_x: int = 0
     log_y: int = 0
-    rows: Sequence[str] = ()
-    spans: Sequence[Segment] = ()
-    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -139,16 +122,12 @@ def svg(panels: Sequence[Panel], foot: str = "") -> str:
 
 
 def _height(panel: Panel) -> float:
-    entries = len(panel.parts) or len({curve.name for curve in panel.curves if curve.name})
-    return _HEIGHT + _LINE * (entries + 1)
+    return _HEIGHT + _LINE * (len({curve.name for curve in panel.curves}) + 1)
 
 
 def _panel(panel: Panel, letter: str) -> Iterator[str]:
     bottom = _TOP + _PLOT
     yield _text(8, 16, letter + panel.title, size=11, more='font-weight="bold"')
-    if panel.parts:
-        yield from _rows(panel, bottom)
-        return
     curves = panel.curves
     ends = [y for curve in curves for y in (*curve.low, *curve.high)]
     x = Axis.over([p[0] for c in curves for p in c.points], _LEFT, _WIDTH - 12, panel.log_x)
@@ -157,11 +136,11 @@ def _panel(panel: Panel, letter: str) -> Iterator[str]:
     yield from _axes(x, y, panel, bottom)
     for number, curve in reversed([*enumerate(curves)]):  # the first are on top
         yield from _curve(curve, x, y, number)
-    named = {curve.name: curve for curve in curves if curve.name}
+    named = {curve.name: curve for curve in curves}
     for number, (name, curve) in enumerate(named.items()):
         at = bottom + 46 + _LINE * number
         yield from _curve(
-            Curve(name, [(0, 0), (1, 0)], curve.style, curve.colour, line=curve.line),
+            Curve(name, [(0, 0), (1, 0)], curve.style, curve.colour),
             Axis(0, 1, _LEFT, _LEFT + 24),
             Axis(0, 1, at - 3, 0),
             0,
@@ -173,21 +152,19 @@ def _axes(x: Axis, y: Axis, panel: Panel, bottom: float) -> Iterator[str]:
     for tick in x.ticks:
         yield _line([(x.at(tick), bottom), (x.at(tick), _TOP)], "#eee")
         yield _text(x.at(tick), bottom + 13, f"{tick:g}", anchor="middle")
-    for tick in y.ticks if y.high > y.low and not panel.rows else ():
+    for tick in y.ticks:
         yield _line([(x.start, y.at(tick)), (x.end, y.at(tick))], "#eee")
         yield _text(_LEFT - 5, y.at(tick) + 3, f"{tick:g}", anchor="end")
     yield _line([(x.start, _TOP), (x.start, bottom), (x.end, bottom)], "#444")
     yield _text((x.start + x.end) / 2, bottom + 28, panel.x_label, anchor="middle")
-    if panel.y_label:
-        middle = (_TOP + bottom) / 2
-        more = f'transform="rotate(-90 12 {middle:g})"'
-        yield _text(12, middle, panel.y_label, anchor="middle", more=more)
+    middle = (_TOP + bottom) / 2
+    more = f'transform="rotate(-90 12 {middle:g})"'
+    yield _text(12, middle, panel.y_label, anchor="middle", more=more)
 
 
 def _curve(curve: Curve, x: Axis, y: Axis, number: int) -> Iterator[str]:
     places = [(x.at(a), y.at(b)) for a, b in curve.points]
-    if curve.line:
-        yield _line(places, curve.paint, _DASHES.get(curve.style, ""))
+    yield _line(places, curve.paint, _DASHES.get(curve.style, ""))
     shift = 2.0 * (number % 4)  # bars side by side would hide each other
     for (at, _), low, high in zip(places, curve.low, curve.high, strict=False):
         yield _line([(at + shift, y.at(low)), (at + shift, y.at(high))], curve.paint)
@@ -199,29 +176,6 @@ def _curve(curve: Curve, x: Axis, y: Axis, number: int) -> Iterator[str]:
             fill = "white" if curve.style == "predicted" else curve.paint
             place = f'cx="{across:.1f}" cy="{up:.1f}" r="3"'
             yield f'<circle {place} fill="{fill}" stroke="{curve.paint}"/>'
-
-
-def _rows(panel: Panel, bottom: float) -> Iterator[str]:
-    """Rows from top to bottom, cut into their parts."""
-    left = min(190.0, 12 + 5.4 * max(map(len, panel.rows), default=0))
-    x = Axis.over([span.start + span.length for span in panel.spans], left, _WIDTH - 12, 0)
-    yield from _axes(x, Axis(0, 0, bottom, _TOP), panel, bottom)
-    height = _PLOT / max(1, len(panel.rows))
-    for number, name in enumerate(panel.rows):
-        yield _text(left - 5, _TOP + height * (number + 0.5) + 3, name, anchor="end", size=9)
-    for span in panel.spans:
-        at, width = x.at(span.start), x.at(span.start + span.length) - x.at(span.start)
-        colour = _part(panel, span.part)
-        top = _TOP + height * (span.row + 0.12)
-        yield _rect(at, top, width, 0.76 * height, colour)
-    for number, part in enumerate(panel.parts):
-        below = bottom + 46 + _LINE * number
-        yield _rect(_LEFT, below - 8, 20, 9, _part(panel, part))
-        yield _text(_LEFT + 34, below, part)
-
-
-def _part(panel: Panel, part: str) -> str:
-    return COLOURS[panel.parts.index(part) % len(COLOURS)]
 
 
 def _text(
@@ -239,8 +193,3 @@ def _line(places: Sequence[tuple[float, float]], colour: str, dashes: str = "") 
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     dashed = f' stroke-dasharray="{dashes}"' if dashes else ""
     return f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.3"{dashed}/>'
-
-
-def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
-    size = f'width="{max(width, 0):.1f}" height="{height:.1f}"'
-    return f'<rect x="{x:.1f}" y="{y:.1f}" {size} fill="{colour}"/>'

@@ -100,20 +100,16 @@ def modules_by_partition(
     site: Site,
     partitions: Sequence[str] = (),
     *,
-    named: Sequence[str] = (),
     published: bool = False,
 ) -> dict[str, Module]:
     """The module of every partition, as its jobs load it; all partitions by default.
 
-    A partition of several GPU models has one for each group of nodes, by its label, too.
-    `named` are modules that the user asks for instead of the release's; for `published` see
-    `module_for`.
+    A partition of several GPU models has one for each group of nodes, by its label, too. For
+    `published` see `module_for`.
     """
     modules: dict[str, Module] = {}
     for group in site.by_groups(partitions):
-        module = module_for(
-            site, group.name, named, gpu_model=group.gpu_asked_for, published=published
-        )
+        module = module_for(site, group.name, gpu_model=group.gpu_asked_for, published=published)
         modules[group.label] = module
         modules.setdefault(group.name, module)
     return modules

@@ -72,7 +72,7 @@ def test_a_study_killed_at_any_call_queues_each_cell_once(once, released, full, 
         once.killed(kind, count, *words)
         once(*words)
         found = once.jobs(f"{name}-training")
-        path = once.work / "studies" / f"{name}-small" / "training" / "sweep.json"
+        path = once.work / "studies" / f"{name}-small" / "sweep.json"
         told = {row["job_id"] for row in json.loads(path.read_text())["points"]}
         assert sorted(told) == found, (kind, count)
         assert len(found) == len(once.jobs(f"{extent}-first-training")), (kind, count)

@@ -38,9 +38,6 @@ from hpcdl.stack.wheelhouse import (
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
-from hpcdl.system.trust import require_private
-from hpcdl.workflows.study.cells import library
-from hpcdl.workflows.study.running import compile_library
 from tests.make import takes_every_job
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger
@@ -299,25 +296,6 @@ def test_nothing_is_submitted_from_a_stranger_s_directory(shared, site, command)
     with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
         submit(site, JobSpec("p100", job_dir=shared / "planted"), Module(()))
     assert not (shared / "planted/job.sh").exists()
-
-
-@as_root
-@pytest.mark.parametrize(
-    "planted",
-    [
-        "mkdir -pm 0777 work/studies; touch work/studies/slow_reads.so",
-        "mkdir -pm 0777 work/studies; ln -s ../x work/studies/slow_reads.so",
-        "mkdir -m 0775 work",
-    ],
-)
-def test_no_library_of_a_stranger_is_loaded_into_a_study_s_jobs(shared, site, monkeypatch, planted):
-    """Who owns a group's work directory puts another in its place before the jobs load it."""
-    monkeypatch.setenv("HPCDL_HOME", str(shared / "home"))
-    assert library(site) == shared / "work/studies/slow_reads.so"
-    stranger(planted, shared)
-    compile_library(site)
-    require_private(shared / "home/studies/slow_reads.so")
-    assert library(site) == shared / "home/studies/slow_reads.so"
 
 
 def test_whatever_the_umask_others_write_to_nothing_that_a_command_makes(tmp_path, monkeypatch):

@@ -29,7 +29,7 @@ TWO = "gpus=1,2 model=alexnet,resnet50"
 ALONE = [jobs(TWO, exclude=["model=alexnet gpus=1"])]
 V100 = {"partition": "v100"}
 ALEXNET = {"model": "alexnet"}
-SCORE = {"summary": {"metrics": {"auroc": 0.9}}}
+SCORE = {"metrics": {"auroc": 0.9}}
 
 
 @pytest.fixture
@@ -57,7 +57,8 @@ HOLES = {
 @pytest.mark.parametrize("rule", HOLES)
 def test_a_missing_cell_makes_no_yes_and_is_named(ruled, rule):
     plan = ruled(HOLES[rule])
-    assert verdict(plan) == (None, "nothing was measured")
+    ok, words = verdict(plan)
+    assert (ok, words.partition(";")[0]) == (None, "nothing was measured")
     finish(plan, {1: 8.0, 2: 15.0}, **SCORE)
     ok, words = verdict(plan)
     assert (ok, findings_of(plan).accepted) == (None, None)
@@ -77,13 +78,6 @@ CASES = {
         [({1: 8.0, 2: 15.0}, {})],
         True,
         "2 of 2 jobs",
-    ),
-    "one of several jobs": (
-        lambda r: r.one_rank_per_gpu(),
-        [jobs(repeats=2)],
-        [(RATES, {"turn": 0})],
-        True,
-        "3 of 3",
     ),
     "no one-rank run": (
         lambda r: r.efficiency(2) >= 0.1,
@@ -125,7 +119,7 @@ CASES = {
         [jobs(PAIR)],
         [({1: 8.0}, {})],
         True,
-        "v100 over p100, times 1.00 (in the mean of 1)",
+        "v100 over p100, times 1.00",
     ),
     "one of two computes little": (
         lambda r: r.share("compute") >= 0.9,
@@ -176,50 +170,14 @@ def test_a_rule_answers_by_what_was_measured(ruled, case):
     assert words in evidence
 
 
-# ---- rounds, and a busy machine ----
+# ---- a busy machine ----
 
 
-@pytest.mark.parametrize(
-    ("turns", "ok"),
-    [
-        ([(10.0, 10.5), (20.0, 19.0), (30.0, 30.6)], True),
-        ([(10.0, 14.0), (20.0, 28.0), (30.0, 31.0)], None),
-        ([(10.0, 14.0), (20.0, 29.0), (30.0, 41.0)], None),
-        ([(10.0, 40.0), (11.0, 42.0), (12.0, 45.0)], False),
-        ([(10.0, 40.0), (11.0, 10.0), (12.0, 45.0)], None),
-    ],
-    ids=["alike in each turn", "in one turn", "the pace changed as much", "always", "turned once"],
-)
-def test_partitions_are_compared_round_by_round(ruled, turns, ok):
-    """What the machine's pace did between turns is in both."""
-    plan = ruled(lambda results: results.gap("partition") <= 0.12, jobs(PAIR, repeats=3))
-    for turn, rates in enumerate(turns):
-        for name, rate in zip(("p100", "v100"), rates, strict=True):
-            finish(plan, {1: rate}, turn, of={"partition": name})
+@pytest.mark.parametrize(("two", "ok"), [(15.0, True), (2.0, False)])
+def test_predictions_are_judged_by_their_median_error(ruled, two, ok):
+    plan = ruled(lambda results: results.prediction_error() <= 0.2, single_node=False)
+    finish(plan, {1: 8.0, 2: two, 4: 30.0 if ok else 4.0})
     assert verdict(plan)[0] is ok
-
-
-@pytest.mark.parametrize(
-    ("turns", "ok"),
-    [
-        ([{1: 8.0, 2: 15.0}], True),
-        ([{1: 8.0, 2: 15.0}, {1: 8.0, 2: 5.0}, {1: 3.0, 2: 6.0}], True),
-        ([{1: 8.0, 2: 6.0}, {1: 8.1, 2: 6.1}, {1: 8.2, 2: 4.0}], False),
-        ([{1: 8.0, 2: 6.0}, {1: 3.0, 2: 4.0}, {1: 3.1, 2: 2.0}], None),
-    ],
-    ids=["one round", "the fastest are quiet", "even and wrong", "uneven and wrong"],
-)
-def test_on_shared_cores_the_fastest_are_judged_and_a_busy_machine_decides_nothing(
-    ruled, turns, ok
-):
-    matrix = jobs("gpus=1,2 model=resnet50", repeats=len(turns))
-    plan = ruled(lambda results: results.prediction_error() <= 0.3, matrix)
-    for turn, rates in enumerate(turns):
-        finish(plan, rates, turn)
-    on_two_cores(plan)
-    answer, words = verdict(plan)
-    assert answer is ok
-    assert ("busy machine" in words) is (ok is None)
 
 
 def test_a_busy_machine_decides_no_rule_that_compares_times(ruled):
@@ -258,51 +216,12 @@ def test_ranks_open_one_gpu_each_or_on_a_single_node_none(ruled, single_node, op
     assert verdict(plan)[0] is ok
 
 
-# ---- epochs: a straight line through those below memory, and what comes after it ----
-
-IMAGES = {"quarter": 20, "half": 40, "whole": 80}
-BELOW = {"quarter": 3, "half": 5}
-
-
-@pytest.mark.parametrize(
-    ("seconds", "memory", "ok", "said"),
-    [
-        ({**BELOW, "whole": 10.01}, 0.6, True, "+0.1% (resnet50); at most +10.0%"),
-        ({**BELOW, "whole": 11.01}, 0.6, False, "+10.1%"),  # just beyond
-        ({**BELOW, "whole": 7.0}, 0.6, True, "-30.0%"),
-        ({**BELOW, "whole": 9}, 2.0, None, "none is known"),
-        ({**BELOW, "whole": 9}, 0.3, None, "none is known"),
-        ({"quarter": 3, "whole": 9}, 0.6, None, "none is known"),
-    ],
-)
-def test_an_epoch_above_memory_lies_on_the_line_through_those_below(
-    ruled, seconds, memory, ok, said
-):
-    """5 s on half of the data may be 10 on all of it: no epoch may grow faster than its data."""
-    sets = {name: api.given(name, images / 80, images) for name, images in IMAGES.items()}
-    plan = ruled(
-        lambda results: results.growth_above_memory() <= 0.1,
-        jobs(f"gpus=1 model=resnet50 data={','.join(sets)}"),
-        data=sets,
-        memory_gigabytes=memory,
-    )
-    for name, took in seconds.items():
-        warm = {"options": {"warmup_steps": 0}}
-        finish(plan, {1: IMAGES[name] / took}, of={"data": name}, **warm)
-    answer, words = verdict(plan)
-    assert answer is ok
-    assert said in words
-    lines = [curve for curve in api.time_by_size(findings_of(plan)).curves if not curve.name]
-    assert len(lines) == (memory != 0.3 and "half" in seconds), "the figure draws what is judged"
-
-
 # ---- the report ----
 
 
 def test_a_framework_that_is_not_installed_leaves_its_column_empty(tmp_path):
-    programs = {"horovod": api.Program(), "torch": api.Program("torch", [api.PYTHON, "x.py"])}
-    matrix = jobs("framework=horovod,torch gpus=1,2", predict=())
-    plan = planned(tmp_path, matrix, frameworks=programs)
+    ways = {"horovod": {}, "torch": {"launcher": "torch", "program": [api.PYTHON, "x.py"]}}
+    plan = planned(tmp_path, *jobs("gpus=1,2", predict=()).each("framework", ways))
     found = findings_of(finish(plan, {1: 8.0, 2: 15.0}, of={"framework": "horovod"}))
     assert api.table(found, "All", "framework").rows == [
         {"cell": "gpus 1", "horovod": "8", "torch": "-"},
@@ -340,31 +259,23 @@ def test_hostile_names_are_text_in_report_and_figure(tmp_path):
 
 
 @pytest.mark.parametrize(("single_node", "parts"), [(True, [100, 94, 50]), (False, [100, 94, 25])])
-def test_efficiency_is_drawn_with_bars_and_reported(tmp_path, single_node, parts):
-    """Of GPUs, or of the two cores that all ranks share."""
-    plan = finish(planned(tmp_path, single_node=single_node), {1: 8.0, 4: 8.0})
-    finish(plan, {2: 15.0}, samples={**a_result(2, 15.0)["samples"], "seconds": [0.5, 1.0] * 10})
-    finish(plan, {2: 15.0})
+def test_efficiency_is_of_gpus_or_of_the_cores_that_all_ranks_share(tmp_path, single_node, parts):
+    plan = finish(planned(tmp_path, single_node=single_node), {1: 8.0, 2: 15.0, 4: 8.0})
     on_two_cores(plan)
     found = findings_of(plan)
-    measured, predicted, *_ = api.efficiency(found).curves
-    assert [y for _, y in measured.points] == pytest.approx(parts, abs=0.5)
-    assert (predicted.style, [x for x, _ in predicted.points]) == ("predicted", [1, 2, 4, 8])
     told = [one["efficiency"] for one in as_data(found)["measured"]]
     assert told == pytest.approx([part / 100 for part in parts], abs=0.005)
+    measured, predicted, *_ = api.speedup(found).curves
+    assert [y for _, y in measured.points] == pytest.approx([1, 15 / 8, 1])
+    assert predicted.style == "predicted"
 
 
 def test_every_chart_is_drawn_also_of_nothing(tmp_path):
-    """Learning is accuracy over seconds; a timeline has the parts of the first steps."""
-    plan, panels = planned(tmp_path, jobs("gpus=1 model=mlp")), []
-    charts = (api.rate, api.speedup, api.efficiency, api.learning, api.phases, api.shares)
-    marks = [{"step": 10, "accuracy": 0.5}, {"step": 20, "accuracy": 0.9}, {"step": 99}]
+    """Phases are a row of parts for each cell."""
+    plan = planned(tmp_path, jobs("gpus=1 model=mlp"))
     for _ in range(2):
         found = findings_of(plan)
-        panels = [chart(found) for chart in (*charts, api.time_by_size, api.timeline)]
-        assert svg(panels, "a caption").count("<g ") == len(panels)
-        finish(plan, {1: 8.0}, validations=marks)
-    (curve,), timeline = panels[3].curves, panels[-1]
-    assert curve.points == [(pytest.approx(5.0), 0.5), (pytest.approx(10.0), 0.9)]
-    assert timeline.rows == ["resnet50, synthetic".replace("resnet50", "mlp")]
-    assert {span.part for span in timeline.spans if span.length} == {"computing"}
+        assert svg([api.rate(found), api.speedup(found)], "a caption").count("<g ") == 2
+        finish(plan, {1: 8.0})
+    (row,) = api.phases(findings_of(plan)).rows
+    assert (row["cell"], row["compute (ms)"]) == ("gpus 1 model mlp", "500 (100%)")

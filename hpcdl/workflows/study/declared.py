@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,13 +43,11 @@ def values_of(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: made by `hpcdl data make KIND`, or `given` below the site's directory of data."""
+    """A data set: made by `hpcdl data make KIND`, or one at `path` below the site's data."""
 
-    kind: str
+    kind: str = ""
     path: str = ""
     options: Values = field(default_factory=dict)
-    gigabytes: float | None = None
-    images: float | None = None
 
 
 def made(kind: str, options: str = "") -> DataSet:
@@ -57,43 +55,19 @@ def made(kind: str, options: str = "") -> DataSet:
     return DataSet(kind, options=values_of(options))
 
 
-def given(path: str, gigabytes: float, images: int) -> DataSet:
+def given(path: str) -> DataSet:
     """Return a data set that the site has."""
-    return DataSet("given", path, gigabytes=gigabytes, images=images)
-
-
-@dataclass(frozen=True)
-class Reads:
-    """Data are read past memory, at most at so many megabytes per second of a job (0: no limit)."""
-
-    megabytes_per_second: float = 0.0
-
-
-@dataclass(frozen=True)
-class Program:
-    """How the jobs of a framework are started: launcher, program and its first arguments."""
-
-    launcher: str = "horovod"
-    argv: Sequence[str] = ("hpcdl", "train")
-
-
-@dataclass(frozen=True)
-class Surroundings:
-    """What surrounds a program: variables; or the image of `--container`, and no module."""
-
-    variables: Values = field(default_factory=dict)
-    container: bool = False
+    return DataSet(path=path)
 
 
 @dataclass(frozen=True)
 class Jobs:
     """Jobs that differ in the values of a matrix only.
 
-    `over` is the matrix, as `--over` of `hpcdl job sweep`: `gpus=1,2,4 model=alexnet,resnet50`.
-    `data`, `framework` and `environment` name what the study declares, other keys are of a job or
-    options of the program, which `options` are, too. `exclude` are combinations that do not run.
-    Jobs run `repeats` times, in rounds, so that what differs between them shows as spread; those of
-    more than `repeat_up_to` GPUs run once. `predict` are numbers of GPUs to predict.
+    `over` is the matrix, as `--over` of `hpcdl job sweep`: `gpus=1,2,4 model=alexnet,resnet50`;
+    `data` in it names what the scale declares. `options` are of the program, `exclude` combinations
+    that do not run, `predict` numbers of GPUs to predict. `named` are more values of every job, by
+    which reports and rules tell it from others.
     """
 
     name: str
@@ -102,10 +76,18 @@ class Jobs:
     exclude: Sequence[str] = ()
     data: str = SYNTHETIC
     minutes: int | None = None
-    repeats: int = 1
-    repeat_up_to: int | None = None
-    reads: Reads | None = None
     predict: Sequence[int] = ()
+    named: Values = field(default_factory=dict)
+    launcher: str = "horovod"
+    program: Sequence[str] = ("hpcdl", "train")
+    environment: Values = field(default_factory=dict)
+
+    def each(self, key: str, ways: Mapping[str, Mapping[str, Any]]) -> list[Jobs]:
+        """The same jobs in several ways: each changes fields, and is known by its name as `key`."""
+        return [
+            replace(self, **{**changes, "named": {**self.named, key: name}})
+            for name, changes in ways.items()
+        ]
 
     def __post_init__(self) -> None:
         counts = self.matrix.get("gpus", ())
@@ -114,9 +96,9 @@ class Jobs:
                 f"the jobs '{self.name}' have no counts of GPUs", hint="write gpus=1,2,4"
             )
         check_matrix(self.matrix, self.excluded)
-        for key in self.matrix:
-            if self.option(key):
-                raise BadInput(f"'{key}' is in the matrix and in the options", hint="take one out")
+        words = {word.partition("=")[0] for word in shlex.split(self.options)}
+        if twice := [key for key in self.matrix if f"--{key}" in words]:
+            raise BadInput(f"'{twice[0]}' is in the matrix and in the options", hint="take one out")
 
     @cached_property
     def matrix(self) -> dict[str, tuple[str, ...]]:
@@ -128,24 +110,13 @@ class Jobs:
         """The combinations that do not run."""
         return [values_of(text) for text in self.exclude]
 
-    def option(self, name: str) -> str:
-        """The word of the options that gives one; '' where none does."""
-        words = shlex.split(self.options)
-        return next((word for word in words if word.partition("=")[0] == f"--{name}"), "")
-
-    @property
-    def throttled(self) -> bool:
-        """Whether its data come more slowly than the storage could give them."""
-        return self.reads is not None and self.reads.megabytes_per_second > 0
-
 
 @dataclass(frozen=True)
 class Scale:
     """One size of a study; `minutes` of walltime each job. `judge` states every rule of results.
 
     On a `single_node` all ranks share the cores of the machine that emulates the cluster: jobs run
-    one at a time, and what exchanging gradients costs there is taken from the cells that
-    `exchange_from` chooses. `memory_gigabytes` is memory for data, by default a node's.
+    one at a time.
     """
 
     shows: str
@@ -155,8 +126,6 @@ class Scale:
     takes: str = ""
     single_node: bool = False
     cpus_per_rank: int | None = None
-    exchange_from: str = ""
-    memory_gigabytes: float | None = None
     data: Mapping[str, DataSet] = field(default_factory=dict)
 
 
@@ -181,8 +150,8 @@ class Published:
 class Study:
     """A study: the question, what its origin found, and the two sizes.
 
-    `series` are the keys of the matrix that distinguish the lines of the figure; `report` takes
-    the results and yields panels and tables, of charts.py or its own.
+    `series` are the keys of values that distinguish the lines of the figure; `report` takes the
+    results and yields panels and tables.
     """
 
     title: str
@@ -194,8 +163,6 @@ class Study:
     full: Scale
     report: Callable[..., Iterable[Any]]
     published: Sequence[Published] = ()
-    frameworks: Mapping[str, Program] = field(default_factory=dict)
-    environments: Mapping[str, Surroundings] = field(default_factory=dict)
     name: str = ""
     path: Path = Path()
 
@@ -205,8 +172,8 @@ class Study:
         return scales[known(name, scales, "scale")]
 
 
-def known(name: str, names: Mapping[str, object], what: str) -> str:
+def known(name: str, names: Iterable[str], what: str) -> str:
     """Return a name that is among `names`, else raise BadInput."""
-    if name not in names:
-        raise BadInput(f"unknown {what} '{name}'", hint=did_you_mean(name, names))
+    if name not in (every := [*names]):
+        raise BadInput(f"unknown {what} '{name}'", hint=did_you_mean(name, every))
     return name

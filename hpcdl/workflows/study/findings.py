@@ -4,8 +4,8 @@
         assert results.gap("partition", gpus=(1, 2)) <= 0.12
 
 A measured number compares like one; the comparison is noted as the rule's evidence. It raises
-`Undecided` where cells are missing that it would look at, or where the measurements' own spread
-does not decide it. What is measured and breaks a rule is a no, whatever is missing.
+`Undecided` where cells are missing that it would look at, or where the spread of steps does not
+decide it. What is measured and breaks a rule is a no, whatever is missing.
 """
 
 from __future__ import annotations
@@ -14,27 +14,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
-from statistics import fmean, linear_regression, median
+from statistics import median
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 from hpcdl.workflows.study.cells import Cell, Plan
 from hpcdl.workflows.study.declared import Values
-from hpcdl.workflows.study.measurements import (
-    CellMeasured,
-    MissingResult,
-    Predicted,
-    alone,
-    but,
-)
+from hpcdl.workflows.study.measurements import CellMeasured, MissingResult, Predicted, alone, but
 
 ANSWERS = {True: "yes", False: "no", None: "not decided"}
 _PENDING = frozenset({"queued", "running", "missing"})
 _SHOWN = 4
 _LACKING = "undecided, for nothing is known of "
-_GIGA = 1e9
-_EVEN = 0.15
-"""By how much the two fastest of equal jobs differ at most on a machine that does nothing else."""
 
 
 class Undecided(Exception):
@@ -64,8 +55,8 @@ class Protocol:
 class Amount:
     """A measured number, of one cell or more: it compares as all of them do.
 
-    `sure` are the values without what the spread of measurements may have made of them; of
-    `lacking` cells nothing is known.
+    `sure` are the values without what the spread of steps may have made of them; of `lacking`
+    cells nothing is known.
     """
 
     protocol: Protocol
@@ -83,13 +74,13 @@ class Amount:
 
     def _compare(self, words: str, bound: float, fits: Callable[[float], bool]) -> bool:
         if not self.values:
-            raise Undecided(self.text)
+            raise Undecided("; ".join(filter(None, [self.text, self.lacking])))
         self.protocol.notes.append(f"{self.text}; {words} {bound:{self.form}}")
         self.protocol.timed = True
         if not all(map(fits, self.sure or self.values)):
             return False
         if not all(map(fits, self.values)):
-            raise Undecided("the spread of steps and rounds, or a busy machine, does not decide it")
+            raise Undecided("the spread of steps does not decide it")
         if self.lacking:
             raise Undecided(self.lacking)
         return True
@@ -141,7 +132,7 @@ class Results:
         every = (*study.small.jobs, *study.full.jobs)
         keys: dict[str, set[str]] = {"run": {jobs.name for jobs in every}}
         for jobs in every:
-            for name, values in jobs.matrix.items():
+            for name, values in {**jobs.matrix, **{k: (v,) for k, v in jobs.named.items()}}.items():
                 keys.setdefault(name, set()).update(values)
         if key not in keys:
             raise BadInput(f"no cell has a '{key}'", hint=did_you_mean(key, keys))
@@ -214,47 +205,6 @@ class Results:
             found[self.series_of(one.values)].append(one)
         return found
 
-    # ---- epochs over the size of their data ----
-
-    @property
-    def memory_bytes(self) -> float:
-        """Memory that could hold data: the scale's own, else a node's."""
-        if self.plan.scale.memory_gigabytes is not None:
-            return self.plan.scale.memory_gigabytes * _GIGA
-        names = {cell.point.spec.partition for cell in self.plan.possible}
-        return max(self.plan.site.partition(name).memory_gb for name in names) * _GIGA
-
-    def by_size(self) -> dict[str, list[CellMeasured]]:
-        """Series over the size of their data, each in rising size.
-
-        Whether data came from memory does not part a series: it is what is compared. Slowed reads
-        do.
-        """
-        found: dict[str, list[CellMeasured]] = {}
-        for one in sorted(self.measured, key=lambda one: one.size or 0):
-            if one.size and one.epochs and not one.cell.jobs.throttled:
-                found.setdefault(self.series_of(one.values), []).append(one)
-        return found
-
-    def line_of(self, series: Sequence[CellMeasured]) -> Callable[[float], float] | None:
-        """Seconds of an epoch over bytes, by a line through the sizes below memory.
-
-        A knee at its end cannot bend it. Above, it is no less than proportion: a line through two
-        short epochs is easily too flat. None below two sizes, and where epochs do not grow.
-        """
-        below = [one for one in series if (one.size or 0) <= self.memory_bytes]
-        sizes = [one.size or 0.0 for one in below]
-        if len(set(sizes)) < 2:
-            return None
-        seconds = [one.epoch_seconds or 0.0 for one in below]
-        slope, start = linear_regression(sizes, seconds)
-
-        def of(size: float) -> float:
-            least = seconds[-1] * size / sizes[-1] if size > self.memory_bytes else 0.0
-            return max(start + slope * size, least)
-
-        return of if slope > 0 else None
-
     # ---- rules ----
 
     @contextmanager
@@ -297,9 +247,8 @@ class Results:
             assert self.one_rank_per_gpu()
 
     def _missing(self) -> list[str]:
-        """The cells that a rule would look at and of which no job has a measurement."""
-        known = [one.values for one in self.measured]
-        return [one.cell.name for one in self.missing if one.cell.named not in known]
+        """The cells that a rule would look at and that have no measurement."""
+        return [one.cell.name for one in self.missing]
 
     def _fact(self, holds: bool, text: str) -> bool:
         """Note something that holds or not, however fast jobs ran."""
@@ -378,36 +327,29 @@ class Results:
         return asked._amount("efficiency", values)
 
     def gap(self, key: str) -> Amount:
-        """By how much two that differ in one key alone differ: the median of their rounds.
-
-        A gap counts where neither steps nor rounds of the two overlap. Jobs of one round ran one
-        after the other: what the machine did meanwhile is in both.
-        """
-        gaps = {one.cell.name: _gap(one, other) for one, other in self.pairs(key)}
-        values = {name: gap for name, (gap, _) in gaps.items()}
-        return self._amount("they differ by", values, sure=[least for _, least in gaps.values()])
+        """By how much two that differ in one key alone differ; where their steps do not overlap."""
+        values, sure = {}, []
+        for one, other in self.pairs(key):
+            gap = max(one.rate / other.rate, other.rate / one.rate) - 1
+            overlap = one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
+            values[one.cell.name] = gap
+            sure.append(0.0 if overlap else gap)
+        return self._amount("they differ by", values, sure=sure)
 
     def ratio(self, key: str, better: str, worse: str) -> Amount:
-        """How many times as fast one is as the other, in the mean."""
+        """How many times as fast one is as the other, in images/s of all steps together."""
         both = self.where(**{key: (better, worse)})
-        by_value = [{one.values[key]: one.speed for one in pair} for pair in both.pairs(key)]
-        wins = [speeds[better] / speeds[worse] for speeds in by_value]
-        values = {f"in the mean of {len(wins)}": fmean(wins)} if wins else {}
+        values: dict[str, float | None] = {}
+        for pair in both.pairs(key):
+            speeds = {one.values[key]: one.mean_rate for one in pair}
+            values[pair[0].cell.name] = speeds[better] / speeds[worse]
         return both._amount(f"{better} over {worse}, times", values, ".2f")
 
     def prediction_error(self) -> Amount:
-        """The median error of predictions that also ran; on shared cores equal jobs must agree."""
+        """The median error of predictions that also ran."""
         errors = [abs(one.error) for one in self.predicted if one.error is not None]
-        uneven = [one.cell.name for one in self.measured if self.shared and one.unevenness > _EVEN]
-        known = [one.values for one in self.predicted]
-        asked = [one for one in self.measured if one.ranks > 1 and one.cell.jobs.predict]
-        values: dict[str, float | None] = {
-            one.cell.name: None for one in asked if one.values not in known
-        }
-        if errors:
-            values[f"median of {len(errors)} cells"] = median(errors)
-        what = f"equal jobs disagree ({_few(uneven)}); error" if uneven else "error"
-        return self._amount(what, values, sure=[0.0] if uneven else ())
+        values = {f"median of {len(errors)} cells": median(errors)} if errors else {}
+        return self._amount("error", values)
 
     def metric(self, name: str) -> Amount:
         """A score, such as accuracy."""
@@ -418,34 +360,6 @@ class Results:
         """The part of a step's time that `compute`, `input` or another part takes."""
         values = {one.cell.name: one.shares[part] for one in self.measured}
         return self._amount(f"of a step, {part} takes", values)
-
-    def growth_above_memory(self) -> Amount:
-        """By how much an epoch above memory is longer than those below it predict."""
-        values: dict[str, float | None] = {}
-        for name, series in self.by_size().items():
-            line = self.line_of(series)
-            above = [one for one in series if (one.size or 0) > self.memory_bytes]
-            if line is None or not above:
-                lack = "a line through two sizes below" if line is None else "a size above"
-                values[f"{lack} memory of {name}"] = None
-                continue
-            for one in above:
-                values[name] = (one.epoch_seconds or 0) / line(one.size or 0) - 1
-        return self._amount("epochs above memory, over what those below predict:", values, "+.1%")
-
-
-def _gap(one: CellMeasured, other: CellMeasured) -> tuple[float, float]:
-    """By how much the faster is faster: in the median, and surely.
-
-    That is in the worst of the rounds that both had, and nothing where the ranges of their steps
-    overlap (5th to 95th percentile).
-    """
-    both = {*one.rounds} & {*other.rounds}
-    ratios = [one.rounds[n] / other.rounds[n] for n in both] or [one.rate / other.rate]
-    if median(ratios) < 1:
-        ratios = [1 / ratio for ratio in ratios]
-    overlap = one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
-    return median(ratios) - 1, 0.0 if overlap else min(ratios) - 1
 
 
 def _few(names: Sequence[str]) -> str:

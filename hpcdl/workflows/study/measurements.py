@@ -10,20 +10,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median, quantiles
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcdl.jobs.sweep import ACTIVE, DONE, IMPOSSIBLE, RunStatus
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
 from hpcdl.system.safe_read import last_text, read_regular
-from hpcdl.workflows.study.cells import Cell, Plan, data_folder
-from hpcdl.workflows.study.declared import SYNTHETIC, Values
+from hpcdl.workflows.study.cells import Cell, Plan
+from hpcdl.workflows.study.declared import Values
 
 PARTS = ("compute", "input", "communication", "update", "other")
 """What a step's time is made of."""
@@ -35,7 +34,6 @@ NEEDED = (
     "layout.nodes",
     "layout.gpu_per_rank",
     "batch_per_rank",
-    "global_batch",
     "parameters",
     "model",
     "precision",
@@ -45,33 +43,24 @@ NEEDED = (
 )
 """What rules, predictions, figures and reports take from a result later."""
 _TIMES = ("seconds", "checkpoint", "images", *PARTS)
-_GIGA = 1e9
-_LARGEST = 100_000_000
-"""Bytes of a description of a data set, with a line for each shard."""
 
 
 @dataclass(frozen=True)
 class CellMeasured:
-    """The measurements of a cell's jobs. Times in seconds; `rates` in images/s per step.
+    """The measurements of a cell's job. Times in seconds; `rates` in images/s per step.
 
-    `size` is of its data set in bytes, `images` its images; None where data are synthetic.
-    `epochs` are seconds of passes over the data set; none where steps were left out as
-    warm-up. Of several jobs `result` and `cell` are the first one's, and `rounds` has each one's
-    images/s by its round.
+    `mean_rate` is of all steps together, slow ones with them.
     """
 
     cell: Cell
     result: Mapping[str, Any]
     rates: tuple[float, ...]
+    mean_rate: float
     parts: Mapping[str, float]
-    size: float | None
-    images: float | None
-    epochs: tuple[float, ...]
-    rounds: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def values(self) -> Values:
-        """The values of the matrix, and the name of its jobs."""
+        """The cell's values, and the name of its jobs."""
         return self.cell.named
 
     @property
@@ -98,51 +87,16 @@ class CellMeasured:
         return cuts[0], cuts[-1]
 
     @property
-    def learning(self) -> list[tuple[float, float]]:
-        """Seconds of training and the accuracy then, at every validation."""
-        ends = list(accumulate(self.result["samples"]["seconds"]))
-        return [
-            (ends[one["step"] - 1], one["accuracy"])
-            for one in self.result.get("validations", ())
-            if 0 < one["step"] <= len(ends) and one.get("accuracy") is not None
-        ]
-
-    @property
-    def quiet(self) -> float:
-        """Images per second of the fastest round: other work on the machine only slows jobs."""
-        return max(self.rounds.values(), default=self.rate)
-
-    @property
-    def unevenness(self) -> float:
-        """By how much the fastest round is faster than the next; 0 of one round."""
-        fastest = sorted(self.rounds.values())[-2:]
-        return fastest[-1] / fastest[0] - 1 if fastest else 0.0
-
-    @property
     def metrics(self) -> dict[str, float]:
         """Return scores by name; one that is no number, as of unseen classes, is left out."""
         scores: Mapping[str, Any] = self.result["summary"]["metrics"]
         return {name: value for name, value in scores.items() if value is not None}
 
     @property
-    def step_seconds(self) -> float:
-        """Mean seconds of a step."""
-        return sum(self.parts.values())
-
-    @property
-    def epoch_seconds(self) -> float | None:
-        """Seconds of a pass over the data set: the median one."""
-        return median(self.epochs) if self.epochs else None
-
-    @property
-    def speed(self) -> float:
-        """Images per second: of whole epochs where there are any, else of the median step."""
-        return (self.images or 0) / self.epoch_seconds if self.epoch_seconds else self.rate
-
-    @property
     def shares(self) -> dict[str, float]:
         """Parts of a step's time, 0 to 1."""
-        return {name: seconds / self.step_seconds for name, seconds in self.parts.items()}
+        whole = sum(self.parts.values())
+        return {name: seconds / whole for name, seconds in self.parts.items()}
 
 
 @dataclass(frozen=True)
@@ -156,19 +110,14 @@ class MissingResult:
 
 @dataclass(frozen=True)
 class Predicted:
-    """A predicted cell: images per second; `measured` where it also ran.
-
-    `low` and `high` are its likely bounds; None where the model's error is unknown.
-    `from_itself`: the prediction starts from the measurement.
-    """
+    """A predicted cell: images per second and its likely bounds; `measured` where it also ran."""
 
     cell: Cell
     gpus: int
     rate: float
-    low: float | None
-    high: float | None
+    low: float
+    high: float
     measured: float | None = None
-    from_itself: bool = False
 
     @property
     def values(self) -> Values:
@@ -177,8 +126,8 @@ class Predicted:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, less one; None where the prediction starts from the latter."""
-        return None if self.measured is None or self.from_itself else self.rate / self.measured - 1
+        """Predicted over measured, less one."""
+        return self.measured and self.rate / self.measured - 1
 
 
 def alone(measured: Sequence[CellMeasured], one: CellMeasured) -> CellMeasured | None:
@@ -193,7 +142,7 @@ def but(values: Values, *keys: str) -> dict[str, str]:
     return {name: value for name, value in values.items() if name not in keys}
 
 
-def look(plan: Plan, cell: Cell, status: RunStatus) -> CellMeasured | MissingResult:
+def look(cell: Cell, status: RunStatus) -> CellMeasured | MissingResult:
     """Return what a cell's job measured, or why there is nothing."""
     if status.state == IMPOSSIBLE:
         return MissingResult(cell, status.state, cell.point.problem)
@@ -206,7 +155,7 @@ def look(plan: Plan, cell: Cell, status: RunStatus) -> CellMeasured | MissingRes
         why = f"job {status.job_id} failed: {_why(cell.results, log)} (log: {log})"
         return MissingResult(cell, "failed", why)
     try:
-        return _measured(plan, cell)
+        return _measured(cell)
     except (BadInput, OSError, ValueError, LookupError, TypeError) as fault:
         why = f"{cell.results / RESULT.name} cannot be used: {fault}"
         problem = fault.message if isinstance(fault, BadInput) else why
@@ -227,11 +176,11 @@ def _why(folder: Path, log: Path) -> str:
     return telling[-1][:300] if telling else "its log is empty"
 
 
-def _measured(plan: Plan, cell: Cell) -> CellMeasured:
+def _measured(cell: Cell) -> CellMeasured:
     record = RESULT.read(cell.results / RESULT.name)
     record.need(*NEEDED, *(f"samples.{name}" for name in _TIMES))
     result, samples = record.values, record.values["samples"]
-    warm = skip = int(result["options"]["warmup_steps"])
+    skip = int(result["options"]["warmup_steps"])
     skip = skip if len(samples["seconds"]) > skip else 0
     steps = list(zip(*(samples[name] for name in _TIMES), strict=True))[skip:]
     pure, images = [step[0] - step[1] for step in steps], [step[2] for step in steps]
@@ -241,69 +190,48 @@ def _measured(plan: Plan, cell: Cell) -> CellMeasured:
     if not sum(parts.values()) > 0:
         raise BadInput(f"{record.path} does not split the time of any step")
     rates = tuple(n / s for n, s in zip(images, pure, strict=True))
-    if "asynchronous" in result:  # steps are handed out ahead: only their mean says anything
-        rates = (sum(images) / sum(pure),)
-    size, count = _data_size(plan, cell)
-    each = 0 if warm else int((count or 0) // int(result["global_batch"]))
-    starts = range(0, len(pure) - each + 1, each) if each else ()
-    epochs = [sum(pure[at : at + each]) for at in starts]
-    # The first one pays for compiling, and finds in memory what was just written.
-    return CellMeasured(cell, result, rates, parts, size, count, tuple(epochs[1:] or epochs))
+    mean = sum(images) / sum(pure)
+    # Asynchronous steps are handed out ahead: only their mean says anything.
+    return CellMeasured(cell, result, (mean,) if "asynchronous" in result else rates, mean, parts)
 
 
-def _data_size(plan: Plan, cell: Cell) -> tuple[float | None, float | None]:
-    """Bytes and images of a cell's training data."""
-    if cell.data == SYNTHETIC:
-        return None, None
-    data = plan.scale.data[cell.data]
-    path = Path(data_folder(plan.site, plan.scale, cell.data)) / "dataset.json"
-    if not path.is_file():
-        return data.gigabytes and data.gigabytes * _GIGA, data.images
-    try:
-        train = json.loads(read_regular(path, _LARGEST))["splits"]["train"]
-        return float(sum(shard["bytes"] for shard in train["shards"])), float(train["examples"])
-    except (ValueError, LookupError, TypeError, RecursionError) as fault:
-        raise BadInput(f"{path} is no description of a data set") from fault
+# What results cannot say themselves: the cores that ranks shared, with what other work, and where.
 
 
-def merged(measured: Sequence[CellMeasured]) -> tuple[CellMeasured, ...]:
-    """Cells that ran more than once as one each: all their steps together."""
-    alike: dict[tuple[tuple[str, str], ...], list[CellMeasured]] = {}
-    for result in measured:
-        alike.setdefault(tuple(sorted(result.values.items())), []).append(result)
-    return tuple(
-        replace(
-            same[0],
-            rates=tuple(rate for result in same for rate in result.rates),
-            parts={name: fmean(result.parts[name] for result in same) for name in PARTS},
-            epochs=tuple(seconds for result in same for seconds in result.epochs),
-            rounds={result.cell.attempt: result.rate for result in same},
-        )
-        for same in alike.values()
-    )
+class NotedRun(NamedTuple):
+    """The machine that queued a study, and the partitions used instead of the study's own."""
+
+    cores: int
+    load: float
+    partitions: tuple[str, ...] = ()
 
 
-# What results cannot say themselves: the cores that ranks shared, and with what other work.
+def note_run(plan: Plan) -> None:
+    """Write the machine's cores and load, and the partitions, beside the results."""
+    run = NotedRun(len(os.sched_getaffinity(0)), os.getloadavg()[0], plan.partitions)
+    write_json(plan.folder / "machine.json", {"schema": 1, **run._asdict()})
 
 
-def note_machine(plan: Plan) -> None:
-    """Write the machine's cores and load beside the results."""
-    machine = {"schema": 1, "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()[0]}
-    write_json(plan.folder / "machine.json", machine)
-
-
-def noted_machine(plan: Plan) -> tuple[int, float]:
-    """Cores, and the load average, when the study was queued; else those of this machine.
+def noted_run(folder: Path) -> NotedRun:
+    """What was noted when the study was queued; else this machine.
 
     A damaged note is a `BadInput`: efficiencies would be wrong.
     """
-    path = plan.folder / "machine.json"
+    path = folder / "machine.json"
     if not path.exists():
-        return len(os.sched_getaffinity(0)), 0.0
+        return NotedRun(len(os.sched_getaffinity(0)), 0.0)
     try:
         noted = json.loads(read_regular(path))
-        return int(noted["cores"]), float(noted["load"])
-    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as fault:
+        partitions = tuple(map(str, noted.get("partitions", ())))
+        return NotedRun(int(noted["cores"]), float(noted["load"]), partitions)
+    except (
+        AttributeError,
+        ValueError,
+        LookupError,
+        TypeError,
+        ArithmeticError,
+        RecursionError,
+    ) as fault:
         raise BadInput(
             f"{path} is damaged: it records the cores of the machine that ran the study",
             hint='write {"cores": N, "load": 0} to it, or remove it if that is this machine',

@@ -1,4 +1,4 @@
-"""A study as text and as plain values: one of them, its scripts, and its report with a figure.
+"""A study as text and as plain values, and its report with a figure.
 
 The report's tables are the lists of its plain values, so that report.md and report.json say the
 same. Missing results and rules that are not decided come first.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ from hpcdl import __version__
 from hpcdl.system.chart import Panel, svg
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.inert import markdown_cell
-from hpcdl.system.text import count_of, table
+from hpcdl.system.text import count_of
 from hpcdl.workflows.study.cells import Plan
 from hpcdl.workflows.study.charts import ResultTable
-from hpcdl.workflows.study.declared import Jobs
 from hpcdl.workflows.study.findings import ANSWERS, Results
 from hpcdl.workflows.study.load import line_of
 from hpcdl.workflows.study.measurements import alone
-from hpcdl.workflows.study.running import CheckedScript
 
 Row = Mapping[str, Any]
 _JSON_ONLY = frozenset({"job_id", "release", "result"})
@@ -46,12 +44,7 @@ def show_data(plan: Plan) -> dict[str, Any]:
     """A study at a scale as plain values."""
     asked = {key: getattr(plan.study, key) for key in ("title", "question", "origin", "found")}
     cells = [
-        {
-            "run": cell.jobs.name,
-            "id": cell.point.id,
-            "values": dict(cell.values),
-            "problem": cell.point.problem,
-        }
+        {"id": cell.point.id, "values": dict(cell.named), "problem": cell.point.problem}
         for cell in plan.cells
     ]
     published = [one.label for one in plan.study.published]
@@ -62,73 +55,27 @@ def show_data(plan: Plan) -> dict[str, Any]:
 def show_text(plan: Plan) -> str:
     """The question, the matrix, how long it takes, and the acceptance rules."""
     study, scale = plan.study, plan.scale
+    problems = [f"{cell.name}: {cell.point.problem}" for cell in plan.cells if cell.point.problem]
     blocks = {
         f"scale {plan.name} on {plan.site.name}: {scale.shows}": [*_jobs_text(plan)],
         "must hold:": [rule["says"] for rule in rules_of(plan)],
         "set beside:": [one.label for one in study.published],
-        "cannot run here, and is left out:": _left_out(plan),
+        "cannot run here, and is left out:": problems,
     }
     head = (
         f"{study.name}: {study.title}\n{study.question}\nfirst asked by {study.origin}\n"
         f"they found: {study.found}"
     )
     texts = ["\n  ".join([title, *lines]) for title, lines in blocks.items() if lines]
-    return "\n\n".join([head, *texts, *_takes(plan)])
+    return "\n\n".join([head, *texts, *([f"takes: {scale.takes}"] if scale.takes else [])])
 
 
 def _jobs_text(plan: Plan) -> Iterator[str]:
-    """The number of each kind of jobs, their matrix, and what else they do not share."""
-    for name in dict.fromkeys(cell.jobs.name for cell in plan.cells):
-        own = [cell for cell in plan.cells if cell.jobs.name == name]
-        count = count_of(sum(not cell.point.problem for cell in own), "job")
-        more = [
-            f"{one.name} {_text(value)}"
-            for one in fields(Jobs)[3:]
-            if (value := getattr(own[0].jobs, one.name)) != one.default
-        ]
-        yield "; ".join([f"{name}: {count}: {own[0].jobs.over}", *more])
-
-
-def _left_out(plan: Plan) -> list[str]:
-    return [f"{cell.name}: {cell.point.problem}" for cell in plan.impossible]
-
-
-def _takes(plan: Plan) -> list[str]:
-    """A line for scales whose jobs share the cores of one machine."""
-    return [f"takes: {plan.scale.takes or 'not measured yet'}"] if plan.scale.single_node else []
-
-
-def scripts_data(plan: Plan, checked: Sequence[CheckedScript]) -> dict[str, Any]:
-    """Scripts that were checked, as plain values."""
-    scripts = [
-        {
-            "run": one.run,
-            "partition": one.partition,
-            "nodes": one.script.layout.nodes,
-            "ranks per node": one.script.layout.tasks_per_node,
-            "jobs": one.tasks,
-            "errors": one.errors,
-            "script": one.script.text,
-        }
-        for one in checked
-    ]
-    return {
-        **_head(plan),
-        "cells": len(plan.possible),
-        "left_out": _left_out(plan),
-        "scripts": scripts,
-    }
-
-
-def scripts_text(data: Row, *, verbose: bool) -> str:
-    """Return the output of lint and bash for the scripts; with `verbose` the scripts, too."""
-    scripts = data["scripts"]
-    rows = [[_text(row[key]) or "clean" for key in [*row][:-1]] for row in scripts]
-    texts = [f"# {row['run']}: an array of {row['jobs']}\n{row['script']}" for row in scripts]
-    left = [f"left out: {line}" for line in data["left_out"]]
-    last = f"{data['cells']} cells in {len(scripts)} scripts, checked by lint and bash -n"
-    head = [*scripts[0]][:-1] if scripts else ()
-    return "\n".join([*(texts if verbose else ()), table(rows, head), *left, last])
+    for jobs in plan.scale.jobs:
+        own = sum(cell.jobs is jobs for cell in plan.possible)
+        named = "".join(f" {key}={value}" for key, value in jobs.named.items())
+        left = "".join(f"; without {text}" for text in jobs.exclude)
+        yield f"{jobs.name}: {count_of(own, 'job')}:{named} {jobs.over.strip()}{left}"
 
 
 # ---- the report ----
@@ -156,8 +103,7 @@ def as_data(results: Results) -> dict[str, Any]:
         "machine": {"cores": results.cores, "load": results.load},
         "missing": [
             {
-                "run": gap.cell.jobs.name,
-                "values": dict(gap.cell.values),
+                "values": dict(gap.cell.named),
                 "state": gap.state,
                 "reason": gap.reason,
             }
@@ -184,10 +130,8 @@ def _measured(results: Results) -> Iterator[dict[str, Any]]:
     for measured in results.measured:
         base = alone(results.every, measured)
         yield {
-            "run": measured.cell.jobs.name,
-            "values": dict(measured.cell.values),
+            "values": dict(measured.values),
             "ranks": measured.ranks,
-            "jobs": max(1, len(measured.rounds)),
             "nodes": len(measured.result["layout"]["nodes"]),
             "images_per_second": measured.rate,
             "p05": measured.spread[0],
@@ -195,8 +139,6 @@ def _measured(results: Results) -> Iterator[dict[str, Any]]:
             "speedup": measured.rate / base.rate if base else None,
             "efficiency": results.efficiency_of(measured),
             "seconds": dict(measured.parts),
-            "data_bytes": measured.size,
-            "epoch_seconds": measured.epoch_seconds,
             "metrics": measured.metrics,
             "job_id": measured.result["job"]["id"],
             "release": measured.result["release"],
@@ -217,18 +159,13 @@ def as_text(results: Results) -> str:
 
 
 def _caption(results: Results) -> str:
-    plan, source = results.plan, "the one-rank run"
-    bars, cores = "the model's bounds, eight times in ten", ""
-    if results.shared:
-        cores = f", all ranks on {results.cores} cores"
-        bars = "the model's largest error on cells that ran too"
-        if taught := plan.scale.exchange_from:
-            source += f" and what exchanging gradients costs on shared cores ({taught})"
+    plan = results.plan
+    cores = f", all ranks on {results.cores} cores" if results.shared else ""
     return (
         f"{plan.study.name}, scale {plan.name}, site {plan.site.name}{cores}. Filled markers are "
-        "measured: the median step, bars the 5th to 95th percentile of the steps; of epochs the "
-        f"median, fastest and slowest. Hollow markers are predicted from {source}, their bars "
-        f"{bars}; grey ones are published by others."
+        "measured: the median step, bars the 5th to 95th percentile of the steps. Hollow markers "
+        "are predicted from the run of one rank, and on shared cores of two; bars: eight times in "
+        "ten. Grey ones are published by others."
     )
 
 
