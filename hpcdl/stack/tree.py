@@ -255,7 +255,9 @@ def require_safe_modes(release: Release, entries: Mapping[str, Entry]) -> None:
     """
     owner, faults = os.lstat(release.root).st_uid, list[str]()
     sound: set[tuple[int, int]] = set()  # tens of thousands of files have a handful of modes
-    for path, status, _ in (Entry(str(release.root), os.lstat(release.root)), *entries.values()):
+    beside = [release.root, *release.root.glob("*")]  # records, too, say what modules load
+    own = [Entry(str(path), path.lstat()) for path in beside if path.name not in entries]
+    for path, status, _ in (*own, *entries.values()):
         kind = (status.st_mode, status.st_uid)
         if kind not in sound and not stat.S_ISLNK(status.st_mode):
             found = list(_fault(path, status, owner))

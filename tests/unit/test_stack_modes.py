@@ -72,10 +72,11 @@ def test_what_root_wrote_is_no_fault_and_what_a_stranger_wrote_is(site, monkeypa
     assert "belongs to user 4712, the release to 4711" in caught.value.details[0]
 
 
-def test_a_tree_with_a_file_that_others_may_write_is_never_sealed(site):
+@pytest.mark.parametrize("name", ["stack/data", "release.json", "proof.json"])
+def test_a_tree_with_a_file_that_others_may_write_is_never_sealed(site, name):
     release = read_release(site, "a")
-    (release.prefix / "data").touch()
-    (release.prefix / "data").chmod(0o666)
+    (release.root / name).touch()
+    (release.root / name).chmod(0o666)
     with pytest.raises(CheckFailed, match="wrong permissions"):
         record_release(release)
 
