@@ -18,7 +18,6 @@ from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.fitting import Fitting, counted, raw
 from hpcdl.train.models import random_states
-from hpcdl.train.result import Reporter
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.stop_signals import REQUEUE, STOP
 from hpcdl.train.training import TrainingProgress, condemn, save
@@ -62,10 +61,11 @@ class Scores(tf.keras.callbacks.Callback):  # type: ignore[misc]
 class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Notes every step, writes checkpoints, and ends all ranks at the same step when asked."""
 
-    def __init__(self, training: TrainingProgress) -> None:
+    def __init__(self, training: TrainingProgress, clock: StartupClock) -> None:
         super().__init__()
         self._training = training
         self._fitting = training.fitting
+        self._clock: StartupClock | None = clock
         self._begun = self._called = time.perf_counter()
         self._waited = 0.0
 
@@ -94,6 +94,10 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         training, fitting = self._training, self._fitting
         rows = fitting.board.take()
         called = time.perf_counter() - self._called
+        if self._clock:  # the first call compiles: it ends the start-up
+            self._clock.mark("first step")
+            training.reporter.say(self._clock.line())
+            self._clock = None
         steps = rows.reshape(fitting.group, -1, rows.shape[1])
         number = training.step_number
         losses = [_loss(step, logs) for step in steps]
@@ -186,22 +190,6 @@ def _judge(training: TrainingProgress, loss: float, number: int) -> None:
         condemn(training, number - training.guard.patience)
         saved = checkpoints.describe_saved(training.checkpoint_directory)
         raise CheckFailed(fault.message, hint=f"{fault.hint}; {saved}") from None
-
-
-class FirstStep(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Times the first step apart, for it compiles; then prints where the start-up went."""
-
-    def __init__(self, clock: StartupClock, reporter: Reporter) -> None:
-        super().__init__()
-        self._clock: StartupClock | None = clock
-        self._reporter = reporter
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Mark the first call."""
-        if self._clock:
-            self._clock.mark("first step")
-            self._reporter.say(self._clock.line())
-            self._clock = None
 
 
 def trace(folder: Path) -> Any:

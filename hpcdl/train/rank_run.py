@@ -22,7 +22,7 @@ from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, Mis
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.system.trust import require_own
 from hpcdl.train import checkpoint, diagnostics
-from hpcdl.train.callbacks import FirstStep, Leave, Scores, Steps, evaluate, trace
+from hpcdl.train.callbacks import Leave, Scores, Steps, evaluate, trace
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
@@ -138,8 +138,7 @@ class RankRun:
         callbacks = [
             Scores(training, validates=fitting.has_callbacks),
             *fitting.callbacks,
-            FirstStep(self.clock, training.reporter),
-            Steps(training),
+            Steps(training, self.clock),
         ]
         if self.options.profile:
             callbacks.insert(0, trace(self.options.folder / "profile" / f"rank-{self.ranks.rank}"))

@@ -1,8 +1,10 @@
 """What `data make` keeps, and what it takes for its own; what a finding looks like."""
 
+import io
 import json
 from contextlib import suppress
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from hpcdl.system.files import LockBusy
 from hpcdl.train.data import dataset, making
 from hpcdl.train.data.__main__ import main
 from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
-from hpcdl.train.data.photos import PhotoRequest, plans_of, stream, stripes
+from hpcdl.train.data.photos import PhotoRequest, parts_of, stream, stripes
 from hpcdl.train.data.table import read_table, request_of
 
 ASKED = (
@@ -91,9 +93,9 @@ def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
 
 
 def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        making, "_write_records", lambda path, records: path.write_bytes(b"".join(records))
-    )
+    writer = SimpleNamespace(TFRecordWriter=lambda name: io.FileIO(name, "w"))
+    errors = SimpleNamespace(OpError=ZeroDivisionError)
+    monkeypatch.setattr(making, "tf", SimpleNamespace(io=writer, errors=errors))
     (tmp_path / dataset.REQUEST).write_text("damaged")
     shards = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}
     (tmp_path / min(shards)).write_bytes(b"of another")
@@ -101,7 +103,7 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     def make(seed, record):
         asked = {"seed": seed}
         made = Dataset(tmp_path, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {}, request=asked)
-        return making.make_dataset(made, making.share_out("train", range(4), 2, record), threads=1)
+        return making.make_dataset(made, {"train": (range(4), 2)}, record, threads=1)
 
     def meanwhile(number):
         if number == 2:
@@ -166,7 +168,5 @@ def test_a_mirrored_finding_is_the_same_finding(number):
 @pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
 def test_no_image_to_test_with_is_one_that_is_trained_on(seed):
     request = PhotoRequest(40, 24, 64, 48, 3500, 10, shards=3, seed=seed)
-    plans = plans_of(request, lambda number: stream(seed, number).bytes(16))
-    drawn = [record for plan in plans for record in plan.records()]
-    assert sum(plan.examples for plan in plans) == len(drawn) == 64
-    assert len(set(drawn)) == 64
+    numbers = [number for items, _ in parts_of(request).values() for number in items]
+    assert len({stream(seed, number).bytes(16) for number in numbers}) == len(numbers) == 64

@@ -52,7 +52,7 @@ class ShardReport:
     """One shard: whole records, bytes, and the faults found."""
 
     name: str
-    examples: int
+    records: int
     bytes: int
     faults: tuple[RecordPlace, ...] = ()
 
@@ -75,18 +75,10 @@ class DataReport:
         return {
             "directory": str(self.folder),
             "sound": self.sound,
-            "records": sum(shard.examples for shard in self.shards),
+            "records": sum(shard.records for shard in self.shards),
             "bytes": sum(shard.bytes for shard in self.shards),
             "missing": list(self.missing),
-            "shards": [
-                {
-                    "name": shard.name,
-                    "records": shard.examples,
-                    "bytes": shard.bytes,
-                    "faults": [asdict(fault) for fault in shard.faults],
-                }
-                for shard in self.shards
-            ],
+            "shards": [asdict(shard) for shard in self.shards],
         }
 
     def as_text(self) -> str:
@@ -169,10 +161,10 @@ def compared(report: DataReport, dataset: Dataset) -> DataReport:
     promised = {one.name: one.examples for shards in dataset.splits.values() for one in shards}
 
     def judged(shard: ShardReport) -> ShardReport:
-        wanted = promised.get(shard.name, shard.examples)
-        if shard.faults or shard.examples == wanted:
+        wanted = promised.get(shard.name, shard.records)
+        if shard.faults or shard.records == wanted:
             return shard
-        why = f"the file ends after {shard.examples:,} records, {FILE} promises {wanted:,}"
+        why = f"the file ends after {shard.records:,} records, {FILE} promises {wanted:,}"
         return replace(shard, faults=(RecordPlace(shard.bytes, 0, why),))
 
     absent = {*report.missing, *promised} - {shard.name for shard in report.shards}
@@ -211,7 +203,7 @@ def _mended(folder: Path, shard: Shard, report: ShardReport) -> Shard:
                 old.seek(record.offset)
                 new.write(old.read(record.length + 16))
     aside.replace(path)
-    return describe_shard(path, report.examples)
+    return describe_shard(path, report.records)
 
 
 def index(folder: Path, report: DataReport, task: str, classes: int, offset: int) -> None:
@@ -223,7 +215,7 @@ def index(folder: Path, report: DataReport, task: str, classes: int, offset: int
     splits: dict[str, tuple[Shard, ...]] = {"train": ()}
     for shard in report.shards:
         split = "test" if shard.name.startswith(_FOR_TESTS) else "train"
-        described = describe_shard(folder / shard.name, shard.examples)
+        described = describe_shard(folder / shard.name, shard.records)
         splits[split] = (*splits.get(split, ()), described)
     shape = (224, 224, 3)
     write_dataset(

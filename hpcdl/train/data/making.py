@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -41,39 +41,16 @@ from hpcdl.train.data.table import ImageRow, are_several, names_of
 _PART, _LOCK = ".part", ".making.lock"
 _TEST_DIGITS = 357
 _DIGITS = "scikit-learn load_digits: UCI ML optical recognition of handwritten digits, test set"
-Item = TypeVar("Item")
+Parts = Mapping[str, tuple[Sequence[Any], int]]
+"""By split: the items that become records, and the number of shards, to which they go in turn."""
 
 
-@dataclass(frozen=True)
-class ShardPlan:
-    """A shard to be: `records` yields its serialized examples, `examples` of them."""
-
-    split: str
-    name: str
-    examples: int
-    records: Callable[[], Iterable[bytes]]
-
-
-def share_out(
-    split: str, items: Sequence[Item], shards: int, record: Callable[[Item], bytes]
-) -> list[ShardPlan]:
-    """The shards of a split, to which its items go in turn; `record` serializes one."""
-    of = min(max(1, shards), len(items))
-    return [
-        ShardPlan(
-            split,
-            f"{split}-{number:05d}-of-{of:05d}.tfrecord",
-            len(items[number::of]),
-            partial(map, record, items[number::of]),
-        )
-        for number in range(of)
-    ]
-
-
-def make_dataset(dataset: Dataset, plans: Sequence[ShardPlan], threads: int) -> Dataset:
+def make_dataset(
+    dataset: Dataset, parts: Parts, record: Callable[[Any], bytes], threads: int
+) -> Dataset:
     """Write all shards that are not there yet, and dataset.json; the data set with its splits.
 
-    What was asked decides whether shards found there count.
+    `record` serializes an item. What was asked decides whether shards found there count.
     Raises MissingPrerequisite: no space or no permission; complete shards stay for the next try.
     """
     folder = dataset.folder
@@ -88,24 +65,30 @@ def make_dataset(dataset: Dataset, plans: Sequence[ShardPlan], threads: int) -> 
         except MissingPrerequisite as fault:  # a parallel file system may have no locks
             print(f"{fault.message}: nothing keeps others out of {folder}", file=sys.stderr)
         guard(folder, dataset.kind)  # another one may have ended meanwhile
-        return made_before(folder, dataset.request) or _make(dataset, plans, threads)
+        return made_before(folder, dataset.request) or _make(dataset, parts, record, threads)
 
 
-def _make(dataset: Dataset, plans: Sequence[ShardPlan], threads: int) -> Dataset:
+def _make(dataset: Dataset, parts: Parts, record: Callable[[Any], bytes], threads: int) -> Dataset:
     folder = dataset.folder
     _begin(folder, dataset.request)
+    work = [
+        (split, folder / f"{split}-{number:05d}-of-{of:05d}.tfrecord", items[number::of])
+        for split, (items, shards) in parts.items()
+        for of in [min(max(1, shards), len(items))]
+        for number in range(of)
+    ]
     with StatusLine(sys.stderr) as line, ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(_write, folder, plan) for plan in plans]
+        waiting = [pool.submit(_write, path, items, record) for _, path, items in work]
         try:
             for done, written in enumerate(as_completed(waiting), 1):
                 written.result()
-                line.show(f"{done} of {len(plans)} shards are written")
+                line.show(f"{done} of {len(work)} shards are written")
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     splits: dict[str, tuple[Shard, ...]] = {}
-    for plan, written in zip(plans, waiting, strict=True):
-        splits[plan.split] = (*splits.get(plan.split, ()), written.result())
+    for (split, *_), written in zip(work, waiting, strict=True):
+        splits[split] = (*splits.get(split, ()), written.result())
     whole = replace(dataset, splits=splits)
     write_dataset(whole)
     (folder / REQUEST).unlink()
@@ -138,32 +121,26 @@ def _begin(folder: Path, request: dict[str, Any]) -> None:
     write_json(folder / REQUEST, request)
 
 
-def _write(folder: Path, plan: ShardPlan) -> Shard:
-    path = folder / plan.name
-    if not path.exists():
-        aside = path.with_suffix(_PART)
-        try:
-            _write_records(aside, plan.records())
-            aside.replace(path)
-        except BaseException:
-            aside.unlink(missing_ok=True)  # on a full disk its space is needed
-            raise
-    return describe_shard(path, plan.examples)
-
-
-def _write_records(path: Path, records: Iterable[bytes]) -> None:
-    """Write a shard and bring it to disk."""
+def _write(path: Path, items: Sequence[Any], record: Callable[[Any], bytes]) -> Shard:
+    """Write a shard and bring it to disk, where it is not there yet."""
+    aside = path.with_suffix(_PART)
     try:
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for record in records:
-                writer.write(record)
-    except tf.errors.OpError as fault:  # TensorFlow's own for a full disk
-        raise MissingPrerequisite(
+        if not path.exists():
+            with tf.io.TFRecordWriter(str(aside)) as writer:
+                for item in items:
+                    writer.write(record(item))
+            with aside.open("rb+") as file:
+                os.fsync(file.fileno())
+            aside.replace(path)
+    except BaseException as fault:
+        aside.unlink(missing_ok=True)  # on a full disk its space is needed
+        if not isinstance(fault, tf.errors.OpError):
+            raise
+        raise MissingPrerequisite(  # TensorFlow's own for a full disk
             f"cannot write {path}: {str(fault).splitlines()[0][:200]}",
             hint="free some space or choose another place; complete shards stay for the next try",
         ) from fault
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
+    return describe_shard(path, len(items))
 
 
 # ---- digits, and a directory of images ----
@@ -190,12 +167,11 @@ def make_digits(folder: Path, request: dict[str, Any], threads: int) -> Dataset:
 
     # RandomState's stream is frozen by NumPy: the split never changes with a version.
     order = np.random.RandomState(request["seed"]).permutation(len(labels)).tolist()
-    plans = share_out("train", order[:-_TEST_DIGITS], 4, record)
-    plans += share_out("test", order[-_TEST_DIGITS:], 2, record)
+    parts = {"train": (order[:-_TEST_DIGITS], 4), "test": (order[-_TEST_DIGITS:], 2)}
     dataset = Dataset(
         folder, "digits", "raw", (8, 8, 1), 10, 16.0, request["seed"], _DIGITS, {}, request=request
     )
-    return make_dataset(dataset, plans, threads)
+    return make_dataset(dataset, parts, record, threads)
 
 
 def make_from_folder(
@@ -210,8 +186,8 @@ def make_from_folder(
     tested = min(round(len(rows) * request["test"]), len(rows) - 1)
     record = partial(_image_record, names=names, several=several)
     shards = request["shards"]
-    plans = share_out("train", order[tested:], shards, record)
-    plans += share_out("test", order[:tested], round(shards * request["test"]), record)
+    tests = (order[:tested], round(shards * request["test"]))
+    parts = {"train": (order[tested:], shards), "test": tests}
     image = tf.io.decode_image(_as_jpeg(order[0]), channels=3, expand_animations=False)
     source = f"{Path(request['images']).name} with {Path(request['labels']).name}"
     dataset = Dataset(
@@ -227,7 +203,7 @@ def make_from_folder(
         "findings" if several else "classes",
         request=request,
     )
-    return make_dataset(dataset, plans, threads)
+    return make_dataset(dataset, parts, record, threads)
 
 
 def _image_record(row: ImageRow, names: tuple[str, ...], several: bool) -> bytes:

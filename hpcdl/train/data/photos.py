@@ -9,7 +9,6 @@ from the seed and the image's number, so an interrupted run continues with the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data.dataset import FINDINGS, Dataset
-from hpcdl.train.data.making import ShardPlan, example, make_dataset, share_out
+from hpcdl.train.data.making import Parts, example, make_dataset
 
 Image = NDArray[np.uint8]
 _TEXTURES = 6
@@ -64,17 +63,14 @@ def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
         0 if with_findings else 1,
         asdict(request),
     )
-    return make_dataset(dataset, plans_of(request, _Painter(request).record), threads)
+    return make_dataset(dataset, parts_of(request), _Painter(request).record, threads)
 
 
-def plans_of(request: PhotoRequest, record: Callable[[int], bytes]) -> list[ShardPlan]:
-    """The shards of a request, where `record` gives the serialized image of a number."""
+def parts_of(request: PhotoRequest) -> Parts:
+    """The numbers of a request's images."""
     tested = range(_FIRST_TEST, _FIRST_TEST + request.test)
     shards = round(request.shards * request.test / max(request.count, request.test, 1))
-    return [
-        *share_out("train", range(request.count), request.shards, record),
-        *share_out("test", tested, shards, record),
-    ]
+    return {"train": (range(request.count), request.shards), "test": (tested, shards)}
 
 
 def stream(seed: int, number: int) -> np.random.RandomState:
