@@ -23,7 +23,6 @@ from hpcdl.train.options import SHORT_SCHEDULES, RunNumbers, TrainOptions, setti
 
 _WRITERS = {"ModelCheckpoint", "CSVLogger", "TensorBoard", "BackupAndRestore", "RemoteMonitor"}
 _EPOCHWISE = {"EarlyStopping", "ReduceLROnPlateau", "CSVLogger", "LearningRateScheduler"}
-_PASSING = {"Flatten", "Reshape", "Permute", "Dropout", "Cropping1D", "Identity", "InputLayer"}
 _SURE = (
     "choose one: --set loss.from_logits=true (the model gives logits), "
     "or --set loss.from_logits=false (it gives probabilities)"
@@ -172,37 +171,21 @@ def _rate(options: TrainOptions, numbers: RunNumbers) -> Any:
 
 
 def last_activation(model: Any, output: int = 0) -> str | None:
-    """Return the name of the activation that an output ends in; None if it is unknown."""
-    outputs = getattr(model, "outputs", None)
-    if not outputs:
-        layers = getattr(model, "layers", None) if isinstance(model, tf.keras.Sequential) else None
-        return _activation_of(layers[-1], None) if layers else None
-    return _activation_of(_producer(outputs[output]), outputs[output])
-
-
-def _producer(tensor: Any) -> Any:
-    history = tensor._keras_history
-    return getattr(history, "operation", None) or history.layer
-
-
-def _activation_of(layer: Any, tensor: Any) -> str | None:
-    """Return the activation of a layer, looking into nested models and through reshaping layers."""
+    """Return the name of the activation of the layer that gives an output; None: unknown."""
+    if getattr(model, "outputs", None):
+        history = model.outputs[output]._keras_history
+        layer, place = getattr(history, "operation", None) or history.layer, history.tensor_index
+    elif isinstance(model, tf.keras.Sequential):
+        layer, place = model.layers[-1], 0
+    else:
+        return None
     if isinstance(layer, tf.keras.Model):
-        inner = getattr(layer, "outputs", None)
-        place = getattr(getattr(tensor, "_keras_history", None), "tensor_index", 0)
-        return last_activation(layer, place if inner and place < len(inner) else 0)
+        return last_activation(layer, place)
     kind = type(layer).__name__
     if kind in {"Softmax", "ReLU", "LeakyReLU", "ELU"}:
         return kind.lower()
-    if hasattr(layer, "activation"):
-        return str(getattr(layer.activation, "__name__", None) or type(layer.activation).__name__)
-    if kind in _PASSING:
-        nodes = layer._inbound_nodes
-        before = nodes[-1].input_tensors if nodes else []
-        before = before if isinstance(before, list | tuple) else [before]
-        if len(before) == 1:
-            return _activation_of(_producer(before[0]), before[0])
-    return None
+    activation = getattr(layer, "activation", None)
+    return activation and str(getattr(activation, "__name__", type(activation).__name__))
 
 
 _FITS = {
