@@ -70,7 +70,7 @@ class Job:
         """Note a step: its loss and its seconds, all of them computing unless said otherwise."""
         compute = max(0.0, seconds - sum(parts.values()))
         batch = self.numbers.global_batch
-        self.samples.add(batch, loss, seconds=seconds, compute=compute, **parts)
+        self.samples.add(batch, [loss], seconds=seconds, compute=compute, **parts)
         done = len(self.samples.loss)
         self.reporter.step(done, self.numbers.position(done - 1)[0], loss, batch)
 

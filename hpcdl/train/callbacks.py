@@ -156,18 +156,17 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         inside = max(0.0, called - float(exchanged.sum()) - own * count) / count
         between = max(0.0, now - self._begun - saved - called) / count
         self._begun = now
-        for place, ((reduced, updated), loss) in enumerate(zip(exchanged, losses, strict=True)):
-            last = saved if place == count - 1 else 0.0
-            samples.add(
-                fitting.numbers.global_batch,
-                loss,
-                seconds=own + inside + float(reduced) + float(updated) + between + last,
-                input=own,
-                compute=inside,
-                communication=float(reduced),
-                update=float(updated),
-                checkpoint=last,
-            )
+        last = np.eye(1, count, count - 1)[0] * saved
+        samples.add(
+            fitting.numbers.global_batch,
+            losses,
+            seconds=own + inside + exchanged.sum(axis=1) + between + last,
+            input=own,
+            compute=inside,
+            communication=exchanged[:, 0],
+            update=exchanged[:, 1],
+            checkpoint=last,
+        )
 
 
 def _loss(rows: Any, logs: Any) -> float:

@@ -37,14 +37,20 @@ class Samples:
     loss: list[float] = field(default_factory=list)
     columns: dict[str, list[float]] = field(default_factory=lambda: {c: [] for c in COLUMNS})
 
-    def add(self, images: int, loss: float, **seconds: float) -> None:
-        """Add one step; `other` is the rest of `seconds`."""
-        named = sum(value for key, value in seconds.items() if key != "seconds")
-        seconds["other"] = max(0.0, seconds["seconds"] - named)
+    def add(self, images: int, losses: Sequence[float], **seconds: Any) -> None:
+        """Add steps with these losses; `seconds` are one number or an array of the steps.
+
+        `other` is the rest of `seconds`.
+        """
+        import numpy as np
+
+        parts = sum(value for name, value in seconds.items() if name != "seconds")
+        seconds["other"] = np.maximum(0.0, seconds["seconds"] - parts)
         for column in COLUMNS:
-            self.columns[column].append(round(seconds.get(column, 0.0), 7))
-        self.images.append(images)
-        self.loss.append(loss)
+            values = np.broadcast_to(seconds.get(column, 0.0), len(losses))
+            self.columns[column] += np.round(values, 7).tolist()
+        self.images += [images] * len(losses)
+        self.loss += losses
 
     def __len__(self) -> int:
         return len(self.images)

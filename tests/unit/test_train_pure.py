@@ -168,7 +168,7 @@ def samples(count):
     kept = Samples()
     for step in range(count):
         slow = 1.0 if step == 0 else 0.1
-        kept.add(10, 1.0 / (step + 1), seconds=slow, input=slow / 2, compute=slow / 4)
+        kept.add(10, [1.0 / (step + 1)], seconds=slow, input=slow / 2, compute=slow / 4)
     return kept
 
 
@@ -185,7 +185,7 @@ def test_throughput_is_the_median_after_the_warm_up():
 def test_the_range_of_throughput_is_interpolated(rates, low, high):
     kept = Samples()
     for rate in rates:
-        kept.add(rate, 1.0, seconds=1.0)
+        kept.add(rate, [1.0], seconds=1.0)
     summary = summarize(kept, warmup=0)
     found = summary["images_per_second_p05"], summary["images_per_second_p95"]
     assert found == pytest.approx((low, high))
@@ -193,8 +193,7 @@ def test_the_range_of_throughput_is_interpolated(rates, low, high):
 
 def test_a_loss_that_is_no_number_is_null_in_json():
     kept = Samples()
-    for loss in (float("nan"), float("inf")):
-        kept.add(1, loss, seconds=1.0)
+    kept.add(1, [float("nan"), float("inf")], seconds=1.0)
     assert json.loads(json.dumps(kept.as_json(), allow_nan=False))["loss"] == [None, None]
 
 
