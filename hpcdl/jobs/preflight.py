@@ -416,7 +416,7 @@ def exchange(rank: int, world: int, device: int, folder: Path) -> str:
     log = folder / f"nccl-{rank}.log"
     os.environ.update(NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS="INIT,GRAPH", NCCL_DEBUG_FILE=str(log))
     nccl = _library("libnccl.so.2")
-    cuda = _library("libcudart.so", "libcudart.so.12", "libcudart.so.11.0")
+    cuda = _library(*(f"libcudart.so{end}" for end in ("", ".13", ".12", ".11.0")))
     _call(cuda, "cudaSetDevice", device)
     identity = _meet(nccl, rank, folder)
     communicator, buffer = ctypes.c_void_p(), ctypes.c_void_p()
