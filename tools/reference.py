@@ -181,10 +181,6 @@ _AFTER_CODES = """
 | code | cause |
 |---|---|
 """
-_AFTER_CAUSES = """
-24 occurs only with `hpcdl preflight judge --memory-mb`. In the scripts that hpcdl writes, Slurm
-itself enforces the memory limit.
-"""
 
 
 def exit_codes() -> str:
@@ -201,7 +197,6 @@ def exit_codes() -> str:
         + "".join(rows)
         + _AFTER_CODES
         + "".join(f"| {code} | {_cell(cause)} |\n" for code, cause in causes)
-        + _AFTER_CAUSES
     )
 
 

@@ -27,32 +27,13 @@ _LOOKS = (
 )
 
 
-_PROBE_OPTIONS = (
-    *_LOOKS,
-    option(
-        "--transport",
-        "DIR",
-        "test how GPUs reach each other; ranks exchange files in DIR",
-        type=Path,
-    ),
-)
-
-
-@command("srun hpcdl preflight probe --scratch /tmp > preflight.jsonl", *_PROBE_OPTIONS, site=False)
+@command("srun hpcdl preflight probe --scratch /tmp > preflight.jsonl", *_LOOKS, site=False)
 def _probe(args: argparse.Namespace) -> ExitCode:
     """Probe the environment of one rank; print one line of JSON."""
-    from hpcdl.jobs.preflight import Probe, as_json_line, probe, with_links
+    from hpcdl.jobs.preflight import as_json_line, probe
 
-    def leave_stuck(result: Probe) -> None:
-        """Print where it hangs and exit at once: NCCL's threads would block a normal exit."""
-        print(as_json_line(result), flush=True)
-        os._exit(ExitCode.NO)
-
-    result = probe(args.scratch, args.data)
-    if args.transport is not None:
-        result = with_links(result, args.transport, leave_stuck)
-    print(as_json_line(result), flush=True)
-    return ExitCode.NO if result.fault else ExitCode.OK
+    print(as_json_line(probe(args.scratch, args.data)), flush=True)
+    return ExitCode.OK
 
 
 def _probe_ranks(args: argparse.Namespace) -> None:
@@ -61,7 +42,6 @@ def _probe_ranks(args: argparse.Namespace) -> None:
 
     named = {"scratch": args.scratch, "data": args.data}
     looks = [f"--{name}={value}" for name, value in named.items() if value]
-    looks += ["--transport=."] if args.fabric else []
     argv = ["srun", *args.rest, "hpcdl", "preflight", "probe", *looks]
     for pause in (_PAUSE_SECONDS, 0):
         with args.probes.open("wb") as file:
@@ -75,7 +55,6 @@ _EXPECTATIONS = (
     option("--tasks-per-node", "N", "ranks per node", type=int, required=True),
     option("--cpus-per-task", "N", "CPUs per rank", type=int, required=True),
     option("--gpus-per-node", "N", "GPUs per node", type=int, default=0),
-    option("--memory-mb", "N", "memory of the job per node", type=int, default=0),
     option("--release", "ID", "release that must be loaded", default=""),
     option(
         "--driver",
@@ -83,8 +62,6 @@ _EXPECTATIONS = (
         "oldest driver that is enough; default: of the loaded release",
         default="",
     ),
-    option("--fabric", "KIND", "network that nodes must use", default=""),
-    option("--nvlink", "GPUs of a node must reach each other peer to peer"),
     *_LOOKS,
     option("probes", "FILE", "output of the ranks' probes", type=Path),
 )

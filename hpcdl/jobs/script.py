@@ -314,9 +314,6 @@ def _preflight(
         return None
     scratch = partition.scratch.path if partition.scratch else ""
     options = [f"--release={module.release}"] if module.release else []
-    if partition.gpu and layout.world_size > 1:
-        options += [f"--fabric={partition.interconnect.fabric}"]
-        options += ["--nvlink"] if partition.gpu.nvlink else []
     if scratch:
         option = f"--scratch={scratch}"
         options += [quote.Expandable(option) if "$" in scratch else option]

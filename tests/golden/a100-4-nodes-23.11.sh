@@ -54,7 +54,7 @@ export NCCL_SOCKET_IFNAME=ib0
 export OMPI_MCA_btl_tcp_if_include=ib0
 export OMPI_MCA_oob_tcp_if_include=ib0
 
-! command -v hpcdl >/dev/null || hpcdl preflight judge --world=32 --tasks-per-node=8 --cpus-per-task=16 --gpus-per-node=8 --release=tensorflow-1 --fabric=infiniband --nvlink "--scratch=/local/$SLURM_JOB_ID" \
+! command -v hpcdl >/dev/null || hpcdl preflight judge --world=32 --tasks-per-node=8 --cpus-per-task=16 --gpus-per-node=8 --release=tensorflow-1 "--scratch=/local/$SLURM_JOB_ID" \
   preflight.jsonl -- --mpi=none --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 & wait "$!" || hpcdl_leave "$?"
 
 # Ranks end together: the first that wrote its checkpoint (75) gives the others time for theirs.

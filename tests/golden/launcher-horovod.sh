@@ -59,7 +59,7 @@ while MASTER_PORT=$(shuf --random-source=/dev/urandom -n 1 -i 12000-32767)
 do :; done
 export MASTER_PORT
 
-! command -v hpcdl >/dev/null || hpcdl preflight judge --world=16 --tasks-per-node=8 --cpus-per-task=16 --gpus-per-node=8 --release=tensorflow-1 --fabric=infiniband --nvlink "--scratch=/local/$SLURM_JOB_ID" \
+! command -v hpcdl >/dev/null || hpcdl preflight judge --world=16 --tasks-per-node=8 --cpus-per-task=16 --gpus-per-node=8 --release=tensorflow-1 "--scratch=/local/$SLURM_JOB_ID" \
   preflight.jsonl -- --mpi=none --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 & wait "$!" || hpcdl_leave "$?"
 
 # Ranks end together: the first that wrote its checkpoint (75) gives the others time for theirs.

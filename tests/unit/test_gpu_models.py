@@ -14,7 +14,6 @@ from hpcdl.cli.site import as_data, as_text
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import cluster_of, plan_on
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.preflight import ExpectedAllocation, GpuLink, Probe, judge_links, notes
 from hpcdl.jobs.sweep import plan
 from hpcdl.predict.hardware import of_partition
 from hpcdl.predict.request import ScalingRequest, answer
@@ -205,9 +204,6 @@ def test_a_job_that_any_model_may_run_expects_nvlink_of_none(tmp_path):
     (tmp_path / "site.yaml").write_text(text)
     (alike, _) = load_site(tmp_path / "site.yaml").partition("sizes").groups
     assert alike.gpu.gres_type == "v100", "two groups of one model, by type and by name"
-    for model, wanted in ((None, False), ("a100", True)):
-        script = render_script(site, JobSpec("typed", gpus=4, gpu_model=model), Module(()))
-        assert ("--nvlink" in script.text) == wanted
 
 
 def test_a_users_constraint_does_not_undo_the_choice(mixed):
@@ -363,23 +359,6 @@ def test_the_linter_takes_the_largest_node_of_a_type(mixed):
         rows = lint(text, name="x", version="24.05", cluster=cluster_of(mixed))
         refused += [one for row in rows if row.rule.id == "partition-limit"]
     assert refused == ["gpus-per-node=a100:8", "gres=gpu:9"]
-
-
-def test_a_network_that_nobody_described_is_not_judged_and_that_is_said():
-    links = [GpuLink(0, 1, "NET/Socket")]
-    assert judge_links(links, {0: "a", 1: "b"}, nvlink=False, fabric="unknown") == ()
-    probes = [
-        Probe(rank, 0, host, 2, 1, 1, ("0",), 1000, "", None, None)
-        for rank, host in enumerate("ab")
-    ]
-    said = notes(
-        probes, ExpectedAllocation(world=2, tasks_per_node=1, cpus_per_task=1, fabric="unknown")
-    )
-    assert any("what network joins its nodes" in line for line in said)
-    here = notes(
-        probes[:1], ExpectedAllocation(world=1, tasks_per_node=1, cpus_per_task=1, fabric="")
-    )
-    assert not any("network" in line for line in here)
 
 
 TO_PYTHON_3_12 = pytest.mark.skipif(

@@ -1,7 +1,6 @@
-"""The preflight's verdicts: one number per cause, the first one counts; the transport of NCCL."""
+"""The preflight's verdicts: one number per cause, the first one counts."""
 
 import socket
-import threading
 from dataclasses import replace
 
 import pytest
@@ -10,36 +9,25 @@ from hpcdl import facts
 from hpcdl.cli import main
 from hpcdl.jobs.preflight import (
     ExpectedAllocation,
-    GpuLink,
-    NoLibrary,
-    PreflightProblem,
     Probe,
     as_json_line,
-    exchange,
-    identity_name,
     judge,
-    judge_links,
     notes,
     probe,
-    read_links,
     read_probes,
-    with_links,
 )
-from hpcdl.system.errors import MissingPrerequisite
 
 EXPECTED = ExpectedAllocation(
     world=4,
     tasks_per_node=2,
     cpus_per_task=4,
     gpus_per_node=2,
-    memory_mb=60_000,
     release="tf-1",
     scratch="/tmp",
     data="/data",
     driver="535.54",
 )
 SMALL = ExpectedAllocation(world=4, tasks_per_node=2, cpus_per_task=4)
-SHAPE = replace(SMALL, gpus_per_node=2, fabric="infiniband")
 NONE = {"gpus": (), "release": "", "scratch_free_mb": None, "data": None}
 
 
@@ -54,7 +42,6 @@ def healthy():
             cpus=4,
             affinity=4,
             gpus=("GPU-a", "GPU-b"),
-            memory_mb=60_000,
             release="tf-1",
             scratch_free_mb=1000,
             data=True,
@@ -96,7 +83,6 @@ def test_an_allocation_in_order_has_no_problem(probes, expected, noted):
         ({"driver": "525.60.13"}, 28),
         ({"gpu_faults": ("nvidia-smi failed with exit code 15",), "gpus": ()}, 28),
         ({"cpus": 1}, 23),
-        ({"memory_mb": 1000}, 24),
         ({"scratch_free_mb": None}, 25),
         ({"scratch_free_mb": 0}, 25),
         ({"data": False}, 26),
@@ -215,100 +201,3 @@ def test_what_nvidia_smi_says_decides_whether_gpus_are_well(
     (tmp_path / "p.jsonl").write_text(as_json_line(probe()))
     assert main(["preflight", "judge", *ASKED, str(tmp_path / "p.jsonl")]) == code
     assert wrong in capfd.readouterr().err
-
-
-def never(_):
-    raise AssertionError("it was not stuck")
-
-
-def failing(fault):
-    def exchange(*_):
-        raise fault
-
-    return exchange
-
-
-def test_a_library_that_is_not_there_is_a_note_and_no_failure(monkeypatch, tmp_path):
-    """An image, or a program that brings its own NCCL, need not have it on the loader's path."""
-    lack = NoLibrary("the library libnccl.so.2 cannot be loaded")
-    monkeypatch.setattr("hpcdl.jobs.preflight.exchange", failing(lack))
-    probes = [with_links(p, tmp_path, never) for p in healthy()]
-    assert codes(probes, SHAPE) == []
-    (note,) = notes(probes, SHAPE)
-    assert note == f"{lack.message}: how GPUs reach each other was not checked"
-
-
-def test_gpus_that_fail_are_named_and_not_the_ranks_that_they_took_along(monkeypatch, tmp_path):
-    fault = MissingPrerequisite("ncclCommInitRank failed with code 2")
-    monkeypatch.setattr("hpcdl.jobs.preflight.exchange", failing(fault))
-    found = read_probes(as_json_line(with_links(healthy()[2], tmp_path, never)))
-    (problem,) = judge(found, SHAPE)
-    assert problem == PreflightProblem(27, "rank 2 on p100-02: ncclCommInitRank failed with code 2")
-    assert notes(found, SHAPE) == ()
-
-
-def test_gpus_that_never_answer_are_not_waited_for(monkeypatch, tmp_path):
-    told, said = threading.Event(), []
-
-    def stuck(found):
-        said.append(found)
-        told.set()
-
-    monkeypatch.setattr("hpcdl.jobs.preflight.exchange", lambda *_: str(told.wait(20)))
-    with_links(healthy()[0], tmp_path, stuck, seconds=0.05)
-    assert [problem.code for problem in judge(said, SHAPE)] == [27]
-    assert "within" in said[0].fault
-
-
-# Forms of NCCL 2.4 to 2.27: with and without the sub-channel, bus ids and the direction.
-LOG = """
-p100-01:99:120 [0] NCCL INFO Channel 00/02 :    0   1   2   3
-p100-01:99:120 [0] NCCL INFO Channel 00 : 0[1b000] -> 1[3d000] via P2P/IPC
-p100-01:99:121 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/CUMEM/read
-p100-01:99:121 [1] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/0/GDRDMA
-p100-02:98:120 [0] NCCL INFO Channel 01/0 : 2[0] -> 3[1] via SHM/direct/direct
-p100-02:98:121 [1] NCCL INFO Channel 01/0 : 3[1] -> 0[0] [receive] via NET/Socket/1
-"""
-HOSTS = {0: "p100-01", 1: "p100-01", 2: "p100-02", 3: "p100-02"}
-
-
-def test_links_are_read_from_every_form_that_nccl_prints():
-    assert read_links(LOG) == (
-        GpuLink(0, 1, "P2P"),
-        GpuLink(1, 0, "P2P"),
-        GpuLink(1, 2, "NET/IB"),
-        GpuLink(2, 3, "SHM"),
-        GpuLink(3, 0, "NET/Socket"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("links", "nvlink", "fabric", "wrong"),
-    [
-        (read_links(LOG), False, "infiniband", "nodes talk by TCP sockets, though infiniband is"),
-        (read_links(LOG), True, "ethernet", "GPUs of a node talk by SHM"),
-        ([GpuLink(0, 1, "NET/IB")], False, "infiniband", "GPUs of a node talk through the network"),
-        (read_links(LOG), False, "ethernet", None),
-    ],
-    ids=["no InfiniBand", "no NVLink", "the network inside a node", "PCIe and Ethernet"],
-)
-def test_links_are_judged_by_what_the_partition_declares(links, nvlink, fabric, wrong):
-    found = judge_links(links, HOSTS, nvlink=nvlink, fabric=fabric)
-    assert len(found) == (wrong is not None)
-    assert all(sentence.startswith(wrong) for sentence in found)
-
-
-def test_without_nccl_it_says_so(tmp_path):
-    with pytest.raises(NoLibrary, match="libnccl"):
-        exchange(0, 1, 0, tmp_path)
-
-
-def test_ranks_meet_in_no_file_of_another_step_run_or_job_of_a_chain():
-    first = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}
-    others = [
-        first | {"SLURM_STEP_ID": "1"},
-        first | {"SLURM_JOB_ID": "8"},
-        first | {"SLURM_RESTART_COUNT": "1"},
-    ]
-    assert len({identity_name(env) for env in [first, *others]}) == 4
-    assert identity_name(first) == identity_name(dict(first))
