@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import command, option, show, the_site
-from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.signals import terminable
 from hpcdl.system.text import table
@@ -21,15 +19,6 @@ if TYPE_CHECKING:
     option(
         "kinds", "KIND", "check-runs, job-index, logs, failures, cache (default: each)", nargs="*"
     ),
-    option(
-        "--days",
-        "COUNT",
-        "remove what is older than this (default: the site's or kind's)",
-        type=at_least(0),
-    ),
-    option(
-        "--gb", "COUNT", "GB to keep of each kind (default: the site's or kind's)", type=at_least(0)
-    ),
     changes=True,
 )
 @terminable()
@@ -37,8 +26,8 @@ def _clean(args: argparse.Namespace) -> ExitCode:
     """Remove old runs, logs, records and what can be made again: nothing that is in use."""
     from hpcdl.workflows.clean import clean
 
-    found = clean(the_site(args), args.kinds, days=args.days, gb=args.gb, dry_run=args.dry_run)
-    data = {"schema": 1, "items": [asdict(item) for item in found]}
+    found = clean(the_site(args), args.kinds, dry_run=args.dry_run)
+    data = {"schema": 1, "items": [item._asdict() for item in found]}
     return show(args, data, _as_text(found, args.dry_run, args.verbose))
 
 

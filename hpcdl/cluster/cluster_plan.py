@@ -10,9 +10,9 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcdl import facts
 from hpcdl.cluster import NAMESPACES
@@ -95,8 +95,7 @@ def check_directory(directory: Path, nodes: Iterable[str]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class File:
+class File(NamedTuple):
     """A file to write: its place below the state directory, its text and its mode."""
 
     path: str

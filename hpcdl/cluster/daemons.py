@@ -15,8 +15,9 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from hpcdl.cluster import NAMESPACES, network
 from hpcdl.cluster.needs import command, program
@@ -55,13 +56,12 @@ class DaemonDied(HpcdlError):
         super().__init__(f"{name} {what}", details=[f"log: {log}", *lines])
 
 
-@dataclass(frozen=True)
-class Daemon:
+class Daemon(NamedTuple):
     """How to start one process of the cluster."""
 
     name: str
     argv: tuple[str, ...]
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = MappingProxyType({})
 
 
 def munged(state: ClusterState) -> Daemon:

@@ -209,7 +209,7 @@ def _start_controller(begun: ClusterState, *, fresh: bool) -> ClusterState:
         daemons.register(begun)
     if not processes.runs(begun, "slurmctld"):
         controller = daemons.slurmctld(begun, fresh=fresh)
-        begun = _started(begun, controller, lambda: responding((address, ports.controller)))
+        begun = _started(begun, controller, lambda: responding((address, ports.base)))
     return begun
 
 

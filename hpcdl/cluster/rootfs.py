@@ -187,7 +187,6 @@ def _bootstrap(suite: Mapping[str, Any], mirror: str, aside: Path) -> Root:
             mirror,
             *script,
         ],
-        env=_proxy(),
         timeout=_BUILD_SECONDS,
         log=aside.with_name(f".{name}.log"),
         hint="is the mirror reachable? it is the one of this machine's apt",
@@ -289,19 +288,9 @@ def _check_tools() -> None:
 
 def own_mirror() -> str:
     """The mirror of Debian that the machine's apt uses, else the facts' one."""
-    output = _apt("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
+    apt = find_program("apt-get")
+    words = ("indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
+    output = run([apt, *words], check=False, timeout=20).stdout if apt else ""
     own = (uri.rstrip("/") for uri in output.split() if uri.startswith("http"))
     default = str(facts.load("slurm_suites")["mirror"])
     return next((uri for uri in own if uri.endswith("/debian")), default)
-
-
-def _proxy() -> dict[str, str]:
-    output = _apt("apt-config", "shell", "proxy", "Acquire::http::Proxy")
-    value = output.strip().removeprefix("proxy=").strip("'\"")
-    own = value.startswith("http") and "http_proxy" not in os.environ
-    return {"http_proxy": value} if own else {}
-
-
-def _apt(program: str, *words: str) -> str:
-    found = find_program(program)
-    return run([found, *words], check=False, timeout=20).stdout if found else ""

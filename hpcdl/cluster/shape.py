@@ -20,7 +20,7 @@ from hpcdl.system.text import did_you_mean
 
 @dataclass(frozen=True)
 class Ports:
-    """The TCP ports of a cluster, all derived from one base.
+    """The TCP ports of a cluster, all derived from one base, which is slurmctld's.
 
     In loopback mode each slurmd has its own port, from `base + FIRST_NODE` on; in namespaces
     mode each has its own network, and they share one.
@@ -28,11 +28,6 @@ class Ports:
 
     base: int
     FIRST_NODE = 8
-
-    @property
-    def controller(self) -> int:
-        """Slurmctld's port."""
-        return self.base
 
     @property
     def database(self) -> int:
@@ -46,7 +41,7 @@ class Ports:
     def on_host(self, mode: str, nodes: int) -> tuple[int, ...]:
         """Every port that is listened on in the machine's own network."""
         own = () if mode == NAMESPACES else tuple(self.node(mode, i) for i in range(nodes))
-        return (self.controller, self.database, *own)
+        return (self.base, self.database, *own)
 
 
 @dataclass(frozen=True)

@@ -103,22 +103,10 @@ def as_data(current: ClusterState) -> dict[str, Any]:
     states = of_nodes(current, "%T") if processes.runs(current, "slurmctld") else {}
     slow = cpu_throttle.throttled(current.directory)
     broken = dict.fromkeys(current.cut, "cut") | dict.fromkeys(current.killed, "killed")
-    fields = (
-        "site",
-        "site_file",
-        "directory",
-        "configuration",
-        "phase",
-        "mode",
-        "accounting",
-        "slurm_version",
-        "port_base",
-        "network",
-        "seconds",
-    )
+    names = "site site_file directory configuration phase mode accounting slurm_version port_base"
     data: dict[str, Any] = {
         "schema": 1,
-        **{name: getattr(current, name) for name in fields},
+        **{name: getattr(current, name) for name in (*names.split(), "seconds")},
         "network": f"{current.network}.0/24",
         "daemons": [
             _daemon(current, name)

@@ -1,6 +1,6 @@
 """Removes what hpcdl has accumulated, by age and size: one row of `KINDS` for each kind.
 
-An option of the command comes before the site file's `clean`, and that before the row's figures.
+The site file's `clean` comes before the row's figures.
 Only what this user owns and what has a name of ours goes; never what is in use, what a queued or
 running job needs, or what was touched within the last hour. Releases are `hpcdl stack gc`'s, and
 jobs' own directories their users'.
@@ -14,8 +14,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcdl.cluster.state import all_states
 from hpcdl.jobs.submission import index
@@ -36,8 +36,7 @@ Found = Iterator[tuple[Path, str]]
 """Paths, each with the reason why it stays; "" for what may go."""
 
 
-@dataclass(frozen=True)
-class CleanedKind:
+class CleanedKind(NamedTuple):
     """A kind of files to prune: their place, and how many stay.
 
     Of what `find` gives, the oldest go until none is older than `days` and all have `gb`.
@@ -49,8 +48,7 @@ class CleanedKind:
     find: Callable[[Site], Found]
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """One file, directory or link; `age` in days, `size` in bytes, `kept` why it stays.
 
     `file` says which it is, whatever its path leads to later.
@@ -64,22 +62,13 @@ class Item:
     file: tuple[int, int] = (0, 0)
 
 
-def clean(
-    site: Site,
-    names: Sequence[str] = (),
-    *,
-    days: float | None = None,
-    gb: float | None = None,
-    dry_run: bool = False,
-) -> list[Item]:
-    """Remove what is too old or too much, or only list it.
-
-    `names` are kinds, all by default; `days` and `gb` stand in for the site's and each kind's own.
+def clean(site: Site, names: Sequence[str] = (), *, dry_run: bool = False) -> list[Item]:
+    """Remove what is too old or too much, or only list it; `names` are kinds, all by default.
 
     Returns:
         What goes, and with a reason in `kept` what would go, but is needed.
     """
-    limited = {kind.name: _limited(site, kind, days, gb) for kind in KINDS}
+    limited = {kind.name: _limited(site, kind) for kind in KINDS}
     for name in names:
         if name not in limited:
             hint = "leave it out to clean all" if name == "all" else did_you_mean(name, limited)
@@ -101,10 +90,11 @@ def clean(
     return answer
 
 
-def _limited(site: Site, kind: CleanedKind, days: float | None, gb: float | None) -> CleanedKind:
+def _limited(site: Site, kind: CleanedKind) -> CleanedKind:
     own = site.clean.get(kind.name, Limits())
-    days, gb = (own.days if days is None else days), (own.gb if gb is None else gb)
-    return replace(kind, days=kind.days if days is None else days, gb=kind.gb if gb is None else gb)
+    days, gb = own.days, own.gb
+    days, gb = kind.days if days is None else days, kind.gb if gb is None else gb
+    return kind._replace(days=days, gb=gb)
 
 
 def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl.site import load_site
-from hpcdl.site.sections import CLEANED
+from hpcdl.site.sections import CLEANED, Limits
 from hpcdl.slurm import client
 from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -78,7 +78,7 @@ def test_the_old_goes_and_the_young_stays(site):
     assert [path.exists() for path in [*old, *young]] == [False] * len(old) + [True] * len(young)
 
 
-def test_the_site_file_has_the_figures_and_an_option_comes_before_it(site, tmp_path):
+def test_the_site_file_has_the_figures(site, tmp_path):
     text, file = site.source.read_text(), tmp_path / "site.yaml"
     file.write_text(text + "clean: {lgos: {days: -1}}\n")
     with pytest.raises(BadInput) as caught:
@@ -88,11 +88,11 @@ def test_the_site_file_has_the_figures_and_an_option_comes_before_it(site, tmp_p
     site = replace(site, clean=load_site(file).clean)
     logs = [made(home("logs") / f"{days}.log", days) for days in (6, 3, 2, 1)]
     wheels = [made(cache("wheels") / name, days) for name, days in (("old", 8), ("young", 6))]
-    failed = made(home("failures") / "a.sh", 29)
+    made(home("failures") / "a.sh", 29)
     assert gone(clean(site, dry_run=True)) == {logs[0], logs[1], wheels[0]}
-    assert gone(clean(site, ["logs"], days=2.5, gb=1, dry_run=True)) == {logs[0], logs[1]}
-    assert gone(clean(site, ["logs"], days=9, gb=25e-9, dry_run=True)) == {logs[0], logs[1]}
-    assert gone(clean(site, days=5.5, dry_run=True)) == {logs[0], logs[1], *wheels, failed}
+    for days, gb in ((2.5, 1), (9, 25e-9)):
+        limited = replace(site, clean={"logs": Limits(days, gb)})
+        assert gone(clean(limited, ["logs"], dry_run=True)) == {logs[0], logs[1]}
     assert tuple(kind.name for kind in KINDS) == CLEANED
 
 
@@ -141,7 +141,9 @@ def test_nothing_is_taken_from_a_build(site):
             assert f"pid {os.getpid()}" in item.kept
     assert gone(clean(site, ["cache"])) == {old}
     fresh = made(wheels_cache() / "fresh", 0)
-    assert gone(clean(site, ["cache"], days=0, gb=0)) == set(), "in use within the last hour"
+    assert gone(clean(replace(site, clean={"cache": Limits(0, 0)}), ["cache"])) == set(), (
+        "in use within the last hour"
+    )
     assert fresh.exists()
 
 
@@ -152,11 +154,11 @@ def test_a_link_in_a_shared_work_directory_leads_to_no_files_of_root(site, tmp_p
     (site.paths.work / "checks/runs").symlink_to(tmp_path / "root")
     assert clean(site, ["check-runs"]) == []
     (tmp_path / "root/20260101-000000Z-ab12").symlink_to(thesis)
-    assert clean(site, ["check-runs"], days=0) == []
+    assert clean(replace(site, clean={"check-runs": Limits(0)}), ["check-runs"]) == []
     assert thesis.exists()
     os.chown(thesis, 65534, -1)
     thesis.rename(tmp_path / "root/20260102-000000Z-ab12")
-    assert clean(site, ["check-runs"], days=0) == []
+    assert clean(replace(site, clean={"check-runs": Limits(0)}), ["check-runs"]) == []
 
 
 @as_root

@@ -81,7 +81,7 @@ def test_no_two_nodes_share_address_and_port(mode):
     state = Laid(shipped("p100-v100-k80"), mode).state
     places = {(node.address, node.port) for node in state.nodes}
     assert len(places) == len(state.nodes)
-    assert (state.controller_address, state.ports.controller) not in places
+    assert (state.controller_address, state.port_base) not in places
     assert state.ports.database not in {port for _, port in places}
 
 
