@@ -72,11 +72,6 @@ class Command(NamedTuple):
     rest: str = ""
     """What may follow two dashes."""
 
-    def configure(self, parser: argparse.ArgumentParser) -> None:
-        """Give a parser the command's own arguments."""
-        for add in self.arguments:
-            add(parser)
-
 
 def command(
     example: str, *arguments: Configure, changes: bool = False, site: bool = True, rest: str = ""
@@ -236,7 +231,8 @@ def build_parser(prog: str, command: Command) -> Parser:
 
 def fill_parser(parser: argparse.ArgumentParser, command: Command) -> None:
     """Give a parser the arguments of a command and those that all commands share."""
-    command.configure(parser)
+    for add in command.arguments:
+        add(parser)
     if command.rest:
         parser.epilog = f"after --: {command.rest}"
     shared = parser.add_argument_group("options of every command")
@@ -251,11 +247,7 @@ def fill_parser(parser: argparse.ArgumentParser, command: Command) -> None:
 
 
 def the_site(args: argparse.Namespace) -> Site:
-    """The site a command works on: `--site`, HPCDL_SITE or the installed prefix's.
-
-    Raises:
-        BadInput: none is named, or the file has faults.
-    """
+    """The site a command works on: `--site`, HPCDL_SITE or the installed prefix's."""
     from hpcdl.site import find_site_file, load_site
 
     return load_site(find_site_file(args.site))

@@ -84,11 +84,7 @@ class Gpu(NamedTuple):
 
 @dataclass(frozen=True)
 class Interconnect:
-    """The network between nodes: `fabric` and its bandwidth in Gbit/s per node.
-
-    `fabric` is UNKNOWN_FABRIC and `bandwidth_gbps` None where the site does not say.
-    `measured_gbs` is the bus bandwidth of an all-reduce that the site measured, in GB/s.
-    """
+    """The network between nodes: `fabric` and its bandwidth in Gbit/s per node."""
 
     fabric: str = option(
         "Its kind; ethernet is without RDMA, roce with it, cloud the TCP of virtual machines",
@@ -345,10 +341,7 @@ class Partition:
 class Site:
     """A cluster: its Slurm, its paths, its partitions and the stacks it wants.
 
-    `source` is the file it was read from. `default_partition` is the one a job gets that
-    names none. `gpus` are the models that the site describes itself, one device of each.
-    `private` is whether the prefix is for its owner alone; `trusted_network`, whether servers that
-    have no password may run on the nodes. `clean` is what `hpcdl clean` keeps, by kind.
+    `source` is the file it was read from.
     """
 
     name: str = option("The cluster's name", **text(NAME), example="pi")

@@ -83,14 +83,7 @@ def _externals(rows: list[dict[str, str]]) -> tuple[External, ...]:
 
 @dataclass(frozen=True)
 class SlurmDialect:
-    """How this site's Slurm wants to be asked.
-
-    `gpu_request` is `gpus-per-node` or `gres`; `gpu_typed` whether the request names the type;
-    `mpi` the value of `srun --mpi=`; `pmix` the PMIx release that Slurm was built with; `select`
-    how it gives out nodes; `task_plugins` what starts and binds tasks; `plugin_options`
-    what its plug-ins (SPANK) add to sbatch. `memory` is what memory is asked for by, `node`,
-    `cpu`, `gpu` or `none`; `purge` what modules a job unloads.
-    """
+    """How this site's Slurm wants to be asked."""
 
     version: str = option(
         "Slurm's release, as `sinfo --version` prints it. It decides the form of the scripts",
@@ -182,12 +175,7 @@ class Paths:
 
 @dataclass(frozen=True)
 class StackRequest:
-    """A stack the site wants: its backend, pins, and the partitions it serves.
-
-    `packages` are requirements beside TensorFlow's, such as `pandas` or `jupyterlab>=4`.
-    `variant` is `cpu` for a build for CPUs although partitions have GPUs; without
-    `horovod` it is for tf.distribute; `cuda_home` has the nvcc that compiles Horovod.
-    """
+    """A stack the site wants: its backend, pins, and the partitions it serves."""
 
     name: str
     backend: str = option(
@@ -253,11 +241,7 @@ class External:
 
 @dataclass(frozen=True)
 class SpackSettings:
-    """How Spack builds here: what the machine has, mirrors by name, the padded path's length.
-
-    `signing_key` is a key of Spack's own keyring that signs the build cache; None: unsigned.
-    `store` is the site's own install tree; None: PREFIX/spack/store.
-    """
+    """How Spack builds here: what the machine has, mirrors by name, the padded path's length."""
 
     externals: tuple[External, ...] = option(
         "What the machine has already: compilers, Slurm, PMIx, rdma-core",
