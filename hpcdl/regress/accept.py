@@ -96,7 +96,8 @@ def accept(site: Site, history: History, answer: GateAnswer, what: str, given: A
     """
     accepted = read_accepted(accepted_file(site))
     finding = _find(answer, what, accepted)
-    last = history.last(finding.series)
+    run = history.newest(finding.series, history.series().get(finding.series, ""))
+    last = run[-1] if run else None
     value = finding.after or (last.value if last and finding.kind == "FAIL" else None)
     if not given.until and (value is None or last is None):
         message = f"{finding.kind} of {finding.name} has no level that could become the normal one"

@@ -148,19 +148,11 @@ def proposals_text(drafts: Drafts) -> str:
 def history_text(history: History, path: Path) -> str:
     """The series of a history with their last values."""
     rows = []
-    for series in history.series():
-        last = history.last(series)
-        if last is not None:
-            rows.append(
-                [
-                    series.name,
-                    series.place,
-                    series.metric or "-",
-                    last.time[:16],
-                    f"{number(last.value)} {series.unit}".strip(),
-                    last.status,
-                ]
-            )
+    for series, time in history.series().items():
+        last = history.newest(series, time)[-1]
+        value = f"{number(last.value)} {series.unit}".strip()
+        where = (series.name, series.place, series.metric or "-")
+        rows.append([*where, time[:16], value, last.status])
     header = ("check", "partition", "metric", "last", "value", "verdict")
     return table(rows, header) if rows else f"no results yet in {path}"
 

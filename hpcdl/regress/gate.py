@@ -7,8 +7,8 @@ that falls silent closes the gate, for a month; then it has ended, and is only n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 from functools import partial
 from itertools import pairwise
@@ -43,22 +43,15 @@ _CADENCE_NIGHTS = 10
 class _Question:
     """The gate's input: the time of each series' newest result, and the present time.
 
-    `latest` is the newest time of each case, and of the runs on each partition; `watched` series
-    share the budget of nights that are closed by chance. What all series tell of the runs of a
-    night is known last: `again` gathers nights of series that were measured again, `tonight` what
-    each says of the last night, `changed` those that may be changed, and whether lower is better.
+    `latest` is the newest time of each case, and of the runs on each partition.
     """
 
     history: History
-    newest: dict[Series, str]
-    latest: dict[Series, str]
+    newest: Mapping[Series, str]
+    latest: Mapping[Series, str]
     now: datetime
     least: float
-    watched: int
     rulings: Rulings
-    tonight: list[Callable[[float], Tonight | None]] = field(default_factory=list)
-    changed: list[tuple[Series, list[Night], bool]] = field(default_factory=list)
-    again: list[list[Night]] = field(default_factory=list)
 
     def silent_days(self, series: Series) -> float:
         """Days since a series' newest result."""
@@ -66,12 +59,9 @@ class _Question:
 
     def is_skipped(self, series: Series) -> bool:
         """Return whether the check's last result was that it does not apply."""
-        last = self.history.last(series.of_case) if series.of_case in self.newest else None
-        return bool(last and last.time > self.newest[series] and last.status in NEUTRAL)
-
-    def since(self, series: Series) -> str:
-        """The first night that changes of a series are looked for in."""
-        return first_night(series, self.newest[series], self.rulings, self.now.date())
+        time = self.newest.get(series.of_case, "")
+        newer = self.history.newest(series.of_case, time) if time > self.newest[series] else []
+        return any(result.status in NEUTRAL for result in newer)
 
     def is_over(self, series: Series) -> bool:
         """Return whether the night that a series ends with was followed by a newer one.
@@ -80,6 +70,22 @@ class _Question:
         what was wrong with a whole run, any newer run there.
         """
         return self.newest[series] < self.latest[series.of_case]
+
+
+@dataclass(frozen=True)
+class _Looked:
+    """What a series says.
+
+    Its findings; its nights, where they may hold a change, or were measured again, which tells what
+    the runs of a night share; and what its last night says, once that is known.
+    """
+
+    series: Series
+    findings: Sequence[Finding] = ()
+    lower: bool = False
+    changed: Sequence[Night] = ()
+    again: Sequence[Night] = ()
+    tonight: Callable[[float], Tonight | None] = lambda _: None
 
 
 def ask(
@@ -96,47 +102,43 @@ def ask(
     It is about all partitions and all checks (`names`) by default. `now` is for results that are
     too old to count; `execution` says by how much nodes differ by chance.
     """
-    history = history.as_of(now)
-    every_series = history.series()
-    chosen = [
-        series
-        for series in every_series
+    history, rulings = history.as_of(now), rulings or Rulings()
+    known = history.series()
+    newest = {
+        series: time
+        for series, time in known.items()
         if (not partitions or series.partition in partitions)
         and (not names or {series.check, series.name} & {*names})
-    ]
-    newest = {series: history.newest_time(series) for series in chosen}
-    measured = sum(bool(series.metric) for series in every_series)
-    rulings = rulings or Rulings()
-    chosen = [series for series in chosen if not rulings.is_retired(series, newest[series])]
-    question = _Question(history, newest, _latest(newest), now, execution.margin, measured, rulings)
-    alive = [series for series in chosen if question.silent_days(series) <= ENDED_DAYS]
-    findings, accepted = _ruled(question, _of_all(question, alive))
-    findings += _unknown(partitions, {series.partition for series in every_series}, "partition")
-    findings += _unknown(
-        names, {name for series in every_series for name in (series.check, series.name)}, "check"
-    )
-    ended = tuple(
-        series
-        for series in chosen
-        if question.silent_days(series) > ENDED_DAYS and not question.is_over(series)
-    )
+        and not rulings.is_retired(series, time)
+    }
+    question = _Question(history, newest, _latest(newest), now, execution.margin, rulings)
+    alive = [series for series in newest if question.silent_days(series) <= ENDED_DAYS]
+    # All series that are measured share the budget of nights that are closed by chance.
+    watched = sum(bool(series.metric) for series in known)
+    findings, accepted = _ruled(question, _of_all(question, alive, watched))
+    findings += _unknown(partitions, {series.partition for series in known}, "partition")
+    there = {name for series in known for name in (series.check, series.name)}
+    findings += _unknown(names, there, "check")
+    over = [series for series in newest if question.silent_days(series) > ENDED_DAYS]
+    ended = tuple(series for series in over if not question.is_over(series))
     unsure = {WARNING, POOLED}
     closing = tuple(finding for finding in findings if finding.kind not in unsure)
     warnings = tuple(finding for finding in findings if finding.kind in unsure)
     warnings = (*_of_future(history), *warnings)
-    return GateAnswer(len(alive), closing, len(every_series), ended, warnings, tuple(accepted))
+    return GateAnswer(len(alive), closing, len(known), ended, warnings, tuple(accepted))
 
 
-def _of_all(question: _Question, alive: Sequence[Series]) -> list[Finding]:
+def _of_all(question: _Question, alive: Sequence[Series], watched: int) -> list[Finding]:
     """Return the findings of each series, of its changes, and of all series together."""
-    each = [finding for series in alive for finding in _findings(question, series)]
-    shared = learn_shared(question.again)
-    for series, nights, lower in question.changed:
-        analysis = analyse(nights, watched=question.watched, shared=shared, lower=lower)
-        each += [of_change(series, analysis.worse)] if analysis.worse else []
-    if members := [
-        member for ask_series in question.tonight if (member := ask_series(shared.part))
-    ]:
+    looked = [_look_at(question, series) for series in alive]
+    each = [finding for one in looked for finding in one.findings]
+    # What all series tell of the runs of a night is known last.
+    shared = learn_shared([one.again for one in looked if one.again])
+    for one in looked:
+        if one.changed:
+            analysis = analyse(one.changed, watched=watched, shared=shared, lower=one.lower)
+            each += [of_change(one.series, analysis.worse)] if analysis.worse else []
+    if members := [member for one in looked if (member := one.tonight(shared.part))]:
         each += pooled(members, date.fromisoformat(max(question.newest.values())[:10]))
     return [
         *{(finding.id, finding.kind, finding.description): finding for finding in each}.values()
@@ -160,8 +162,7 @@ def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> s
         if result.metric and result.value is not None:
             each.setdefault(series_of(result), []).append(result)
     for series, results in each.items():
-        last = results[-1]
-        better = better_of(series.unit, last.low, last.high, last.better)
+        last, better = results[-1], _better(series, results[-1])
         if not better:
             continue
         accepted = rulings.since(series, date.fromisoformat(last.time[:10]))
@@ -206,16 +207,20 @@ def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding
     ]
 
 
-def _findings(question: _Question, series: Series) -> list[Finding]:
+def _look_at(question: _Question, series: Series) -> _Looked:
     run = question.history.newest(series, question.newest[series])
-    findings = []
+    of_last = list[Finding]()
     if not question.is_over(series):
-        findings += [
-            finding for result in _by_reason(run) for finding in _of_last(question, series, result)
-        ]
-    if series.metric and better_of(series.unit, run[-1].low, run[-1].high, run[-1].better):
-        findings += _of_history(question, series, run)
-    return list(dict.fromkeys(findings))
+        of_last = [one for result in _by_reason(run) for one in _of_last(question, series, result)]
+    if not series.metric or not _better(series, run[-1]):
+        return _Looked(series, of_last)
+    looked = _of_history(question, series, run)
+    return replace(looked, findings=[*of_last, *looked.findings])
+
+
+def _better(series: Series, last: Result) -> str:
+    """Which values of a series are better, by its last result."""
+    return better_of(series.unit, last.low, last.high, last.better)
 
 
 def _by_reason(run: Sequence[Result]) -> list[Result]:
@@ -254,31 +259,21 @@ def _days_before(time: str, days: int) -> str:
     return (datetime.fromisoformat(time) - timedelta(days=days)).isoformat()[:10]
 
 
-def _gather_tonight(
-    question: _Question,
-    series: Series,
-    run: list[Result],
-    means: Sequence[Mean],
-    since: str,
-    *,
-    lower: bool,
-) -> None:
-    """Note what a series that was measured on the last night says of it."""
-    last, night = run[-1], max(question.newest.values())[:10]
-    nights = [mean for mean in means if mean.day >= since]
+def _tonight(
+    question: _Question, last: Result, series: Series, nights: Sequence[Mean], *, lower: bool
+) -> Callable[[float], Tonight | None]:
+    """What a series that was measured on the last night will say of it."""
+    night = max(question.newest.values())[:10]
     if last.time[:10] != night or last.status == Status.ERROR.value or len(nights) < 2:
-        return
-    before = question.history.before(series, night)
+        return lambda _: None
+    before, now = question.history.before(series, night), (last.release, last.driver)
     changed = (
         f"{what} {old} -> {new}"
-        for what, old, new in zip(
-            ("release", "driver"), before, (last.release, last.driver), strict=True
-        )
+        for what, old, new in zip(("release", "driver"), before, now, strict=True)
         if old and new and old != new
     )
-    values = [mean.value for mean in nights]
-    with_it = next(changed, "")
-    question.tonight.append(partial(tonight, series, values, nights[-1].runs, with_it, lower=lower))
+    values, with_it = [mean.value for mean in nights], next(changed, "")
+    return partial(tonight, series, values, nights[-1].runs, with_it, lower=lower)
 
 
 def _vanished(history: History, series: Series, run: list[Result]) -> list[Finding]:
@@ -286,7 +281,8 @@ def _vanished(history: History, series: Series, run: list[Result]) -> list[Findi
     now = {single_node(result.nodes) for result in run}
     if len(now) < 2:
         return []
-    before = history.last_on(series, _days_before(run[-1].time, NODES_DAYS))
+    nights = history.nights(series, _days_before(run[-1].time, NODES_DAYS))
+    before = {night.node: night.date for night in nights if night.node}
     about = Series("", "", series.partition, "", site=series.site)
     text = "{} gave no result beside the other nodes; its last is of {}"
     return [
@@ -304,39 +300,36 @@ def first_night(series: Series, last: str, rulings: Rulings, today: date) -> str
     return max(_days_before(last, LOOK_BACK_DAYS), rulings.since(series, today))
 
 
-def _of_history(question: _Question, series: Series, run: list[Result]) -> list[Finding]:
-    history, last = question.history, run[-1]
-    lower = better_of(series.unit, last.low, last.high, last.better) == LOWER
-    recent, since = _days_before(last.time, NODES_DAYS), question.since(series)
-    accepted = question.rulings.since(series, question.now.date())
-    start = _days_before(last.time, LOOK_BACK_DAYS)
+def _of_history(question: _Question, series: Series, run: list[Result]) -> _Looked:
+    history, last, today = question.history, run[-1], question.now.date()
+    lower = _better(series, last) == LOWER
+    recent, start = (_days_before(last.time, days) for days in (NODES_DAYS, LOOK_BACK_DAYS))
+    since = first_night(series, last.time, question.rulings, today)
+    accepted = question.rulings.since(series, today)
     means = history.means(series, min(recent, start if accepted else since))
     findings = _vanished(history, series, run)
     if any(single_node(result.nodes) for result in run):
         several = [mean.day for mean in means if mean.day >= recent and mean.first != mean.last]
         nights = history.nights(series, several[-COMPARED:][0]) if several else []
         slow = slow_nodes(as_rates(nights) if lower else nights, question.least)
-        findings += [
-            Finding(series, SLOW_NODE, f"{node} is slower than the others", node=node)
-            for node in slow
-        ]
-    _gather_tonight(question, series, run, means, since, lower=lower)
-    looked_at = [
-        (night.value, night.first if night.first == night.last else "")
-        for night in means
-        if night.day >= since
-    ]
-    look = may_be_worse(looked_at, lower=lower)
+        text = "{} is slower than the others"
+        findings += [Finding(series, SLOW_NODE, text.format(node), node=node) for node in slow]
+    of_level = [mean for mean in means if mean.day >= since]
+    values = [(one.value, one.first if one.first == one.last else "") for one in of_level]
+    look = bool(accepted) or may_be_worse(values, lower=lower)
     # Where each night has the same nodes, what they differ by is in every mean alike; the newest
     # may not be over.
-    places = {night[2:] for night in means[:-1] if night.day >= since}
+    places = {one[2:] for one in of_level if one is not means[-1]}
     mixed = len(places) > 1 and any(first != last for _, first, last in places)
-    look = look or bool(accepted)
-    nights = history.nights(series, start if accepted else since) if look or mixed else []
+    again = max(mean.runs for mean in means) > 1 and median(mean.runs for mean in means) == 1
+    nights = history.nights(series, start if accepted else since) if look or mixed or again else []
     nights = at_level(nights, accepted) if accepted else nights
-    if look or (mixed and may_be_worse(means_alike(nights), lower=lower)):
-        question.changed.append((series, nights, lower))
-    if max(mean.runs for mean in means) > 1 and median(mean.runs for mean in means) == 1:
-        again = nights or history.nights(series, since)
-        question.again.append(as_rates(again) if lower else again)
-    return findings
+    look = look or (mixed and may_be_worse(means_alike(nights), lower=lower))
+    return _Looked(
+        series,
+        findings,
+        lower,
+        changed=nights if look else (),
+        again=(as_rates(nights) if lower else nights) if again else (),
+        tonight=_tonight(question, last, series, of_level, lower=lower),
+    )

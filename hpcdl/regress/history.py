@@ -177,22 +177,24 @@ class History:
         )
         return map(_result, cursor)
 
-    def series(self) -> list[Series]:
-        """The series that there are of this site; of all, where none was named."""
-        names, listed = ", ".join(_KEY), list[Series]()
-        row: tuple[str, ...] = (self._site, *[""] * (len(_KEY) - 1))
-        # From one to the next by the index, behind the last time ('~') of each: DISTINCT would
-        # go through every result, and so would a condition on the site.
+    def series(self) -> dict[Series, str]:
+        """The series of this site, of all where none was named, with the times of their newest."""
+        names, found = ", ".join(_KEY), dict[Series, str]()
+        backwards = ", ".join(f"{name} DESC" for name in (*_KEY, "time"))
+        row = (f"{self._site}\0" if self._site else "\U0010ffff", *[""] * len(_KEY))
+        # Backwards from one to the next by the index: DISTINCT would go through every result, and
+        # so would a condition on the site.
         while True:
             row = self._connection.execute(
-                f"SELECT {names} FROM results WHERE ({names}, time) > "  # noqa: S608  # nosec B608
-                f"({', '.join('?' * len(_KEY))}, '~') AND time <= ? ORDER BY {names} LIMIT 1",
+                f"SELECT {names}, time FROM results WHERE ({names}, time) < "  # noqa: S608  # nosec B608
+                f"({', '.join('?' * len(row))}) AND time <= ? ORDER BY {backwards} LIMIT 1",
                 (*row, self._until),
             ).fetchone()
             if row is None or self._site not in {"", row[0]}:
-                break
-            listed.append(Series(*row[1:])._replace(site=row[0]))
-        return listed
+                return dict(reversed(found.items()))
+            site, *rest, time = row
+            found[Series(*rest)._replace(site=site)] = time
+            row = (site, *rest, "")
 
     def _of(self, series: Series, what: str, more: str = "", since: str = "") -> sqlite3.Cursor:
         """Run a query on a series' results, without those in the future."""
@@ -217,25 +219,11 @@ class History:
         more = f"{_MEASURED} GROUP BY day ORDER BY day"
         return [*map(Mean._make, self._of(series, what, more, since))]
 
-    def last_on(self, series: Series, since: str) -> dict[str, str]:
-        """The last day on which each single node gave a value."""
-        found = self._of(series, "nodes, max(time)", f"{_MEASURED} GROUP BY nodes", since)
-        return {name: time[:10] for name, time in found if single_node(name)}
-
     def points(self, series: Series, since: str = "") -> list[FigurePoint]:
         """A series as figures show it, oldest first, with the runs that gave no value."""
         found = self._of(series, ", ".join(FigurePoint._fields), "ORDER BY time", since)
         points = map(FigurePoint._make, found)
         return [one._replace(value=None) if one.status == "ERROR" else one for one in points]
-
-    def newest_time(self, series: Series) -> str:
-        """The time of a series' newest result, '' where it has none."""
-        return self._of(series, "max(time)").fetchone()[0] or ""
-
-    def last(self, series: Series) -> Result | None:
-        """The newest result of a series."""
-        row = self._of(series, ", ".join(COLUMNS), "ORDER BY time DESC LIMIT 1").fetchone()
-        return _result(row) if row else None
 
     def before(self, series: Series, day: str) -> tuple[str, str]:
         """Release and driver of a series' last value before a day."""
