@@ -12,23 +12,8 @@ from typing import NamedTuple
 HIGHER, LOWER = "higher", "lower"
 LARGEST = 1e100
 """No measurement is larger, nor smaller than one over it: squares of them stay numbers."""
-TIMES = frozenset(
-    {
-        "s",
-        "ms",
-        "us",
-        "µs",
-        "ns",
-        "min",
-        "h",
-        "sec",
-        "secs",
-        "second",
-        "seconds",
-        "minutes",
-        "hours",
-    }
-)
+_UNITS = "s ms us µs ns min h sec secs second seconds minutes hours"
+TIMES = frozenset(_UNITS.split())
 
 
 def better_of(unit: str, low: float | None, high: float | None, declared: str = "") -> str:

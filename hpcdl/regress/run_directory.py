@@ -28,8 +28,8 @@ from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import utc_stamp
 
-SUBMITTING = "SUBMITTING"
-"""The state of a job whose token is known and whose id is not."""
+SUBMITTING, SUBMITTED = "SUBMITTING", "SUBMITTED"
+"""The states of a job whose token is known and whose id is not; and of which nothing more is."""
 _MOST_BYTES = 50_000_000
 _NAME = re.compile(r"\d{8}-\d{6}Z-[0-9a-f]{4}")
 
@@ -70,7 +70,7 @@ class JobEvent:
     @property
     def ended(self) -> bool:
         """Return whether nothing more happens to it."""
-        return self.state not in ACTIVE and self.state != "SUBMITTED"
+        return self.state not in ACTIVE and self.state != SUBMITTED
 
 
 def runs_directory(site: Site) -> Path:
@@ -124,17 +124,11 @@ def read_events(path: Path) -> dict[int, JobEvent]:
 def cancel_left_jobs(directory: RunDirectory) -> list[int]:
     """Cancel the jobs of a run that still wait or run, and give their ids.
 
-    A job is the run's own only if its script is in the run's directory: ids come back after a
-    cluster is set up anew. Raises HpcdlError: Slurm does not answer, so that their states are
-    unknown.
+    A job is the run's own if it was submitted with a token of it: ids come back after a cluster is
+    set up anew. Raises HpcdlError: Slurm does not answer, so that their states are unknown.
     """
-    left = [
-        event.job
-        for event in read_events(directory.events).values()
-        if _still_ours(event, directory.path.resolve())
-    ]
     found = once.by_token(_tokens(directory.events))
-    left += [
+    left = [
         job
         for ids in found.values()
         for job in ids
@@ -145,14 +139,15 @@ def cancel_left_jobs(directory: RunDirectory) -> list[int]:
 
 
 def _tokens(events: Path) -> dict[str, float]:
-    """Return tokens of jobs whose ids were never written, and when they were submitted (epoch)."""
+    """Return tokens of jobs whose ends are not known; when those without id were submitted."""
     tokens: dict[str, float] = {}
     for entry in json_lines(events):
-        token, at = entry.get("token"), entry.get("time")
-        if isinstance(token, str) and entry.get("job") is None and isinstance(at, float):
-            tokens[token] = at
-        elif isinstance(token, str):
-            tokens.pop(token, None)
+        token, at, state = entry.get("token"), entry.get("time"), entry.get("state")
+        if isinstance(token, str) and isinstance(at, float):
+            tokens[token] = at if state == SUBMITTING else 0.0
+            # One that was given up was cancelled, if Slurm heard it.
+            if state not in {*ACTIVE, SUBMITTING, SUBMITTED, "GIVEN_UP"}:
+                del tokens[token]
     return tokens
 
 
@@ -174,19 +169,6 @@ def sweep(site: Site) -> list[int]:
                 if time.time() - late > once.SETTLED_SECONDS:
                     lock.unlink(missing_ok=True)
     return cancelled
-
-
-def _still_ours(event: JobEvent, run: Path) -> bool:
-    # One that was given up was cancelled, if Slurm heard it.
-    if event.ended and event.state != "GIVEN_UP":
-        return False
-    record = client.job(event.job)
-    if record is None or not record.active:
-        return False
-    # Resolved, all: one may name the home directory by a link to it. What the event says is not
-    # enough: a directory that it names could hold all jobs.
-    ours = event.directory.resolve()
-    return ours.is_relative_to(run) and Path(record.script).resolve().is_relative_to(ours)
 
 
 def is_held(lock: Path) -> bool:

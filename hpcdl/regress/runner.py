@@ -87,7 +87,7 @@ def run_checks(
         machine = fingerprint() if execution.machine_references else None
         night = _Night(site, modules, request, execution, machine, progress)
         session = night.session(run, request)
-        _refuse_mistyped(request, session)
+        _refuse_mistyped(run, request, session)
         verdicts = _verdicts(site, modules, run, request, session, machine)
         if not request.measuring:
             verdicts = joined(verdicts, execution.margin)
@@ -245,23 +245,29 @@ def _check_request(site: Site, request: CheckRequest) -> None:
     process.own_settings(site)
 
 
-def _refuse_mistyped(request: CheckRequest, session: Session) -> None:
+def _refuse_mistyped(run: RunDirectory, request: CheckRequest, session: Session) -> None:
     """Refuse what was typed where nothing at all is selected and no check has that tag or name.
 
     What selects nothing for another reason is a night that went wrong.
     """
-    if session.exit_code or session.selected != 0 or session.left_out or session.loaded is None:
+    names = [name.partition("/")[0] for name in request.names]
+    if session.exit_code or session.cases or session.left_out:
         return
-    if request.paths and not session.loaded["name"]:
+    if not (request.paths or request.tags or names):
+        return
+    checks = process.described(run.settings, request.paths, "--skip-system-check")
+    if request.paths and not checks:
         message = f"there is no check in {', '.join(map(str, request.paths))}"
         raise BadInput(message, hint="name a file or a directory of ReFrame checks")
-    names = [name.partition("/")[0] for name in request.names]
-    for what, typed in (("tag", request.tags), ("name", names)):
-        known = session.loaded[what]
+    tags = {tag for check in checks for tag in check["tags"]}
+    for what, typed, known in (
+        ("tag", request.tags, tags),
+        ("name", names, {check["@class"] for check in checks}),
+    ):
         for word in typed:
             if known and word not in known:
                 guess = did_you_mean(word, known)
-                there = "" if guess.startswith("use") else f" There are: {', '.join(known)}"
+                there = "" if guess.startswith("use") else f" There are: {', '.join(sorted(known))}"
                 raise BadInput(f"no check has the {what} {word}", hint=guess + there)
 
 
@@ -288,7 +294,7 @@ def _verdicts(
             *_names_without(request, verdicts),
             *_nodes_without(site, request, verdicts),
         ]
-    kind = FaultKind.SELECTION if request.names and session.selected == 0 else FaultKind.RUN
+    kind = FaultKind.SELECTION if request.names and not session.exit_code else FaultKind.RUN
     return [_problem(_why_nothing(run, request, session), kind=kind)]
 
 
@@ -364,7 +370,7 @@ def _counted(site: Site, verdict: Verdict) -> Verdict:
 
 
 def _why_nothing(run: RunDirectory, request: CheckRequest, session: Session) -> str:
-    if session.exit_code != 0 or session.selected != 0:
+    if session.exit_code:
         last = [line for line in last_text(run.log).splitlines() if line.strip()][-3:]
         return f"ReFrame exited with status {session.exit_code}: {' / '.join(last)[-400:]}"
     wanted = [*(f"tag {tag}" for tag in request.tags), *(f"name {n}" for n in request.names)]

@@ -239,7 +239,7 @@ def _faults(
         return (JobFault(FaultKind.RUN, _reason(case)),)
     return (
         faults
-        or tuple(_without_number(metrics, case.get("declared") or ()))
+        or tuple(_without_number(metrics))
         or tuple(
             JobFault(FaultKind.WARNING, f"ReFrame warns: {text}")
             for text in case.get("warnings") or ()
@@ -258,13 +258,9 @@ def _faults(
     )
 
 
-def _without_number(
-    metrics: Iterable[MetricVerdict], declared: Iterable[str]
-) -> Iterator[JobFault]:
-    """Metrics that gave no number, or that the check declares and ReFrame left out."""
-    given = {one.name: one.value for one in metrics}
-    for name in dict.fromkeys([*given, *declared]):
-        value = given.get(name)
+def _without_number(metrics: Iterable[MetricVerdict]) -> Iterator[JobFault]:
+    """Metrics that gave no number."""
+    for name, value in ((one.name, one.value) for one in metrics):
         if value is None:
             yield JobFault(FaultKind.NO_METRIC, f"missing metric: {name}", name)
         elif not math.isfinite(value):

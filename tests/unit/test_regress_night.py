@@ -1,6 +1,7 @@
 """The night itself: lost nodes and mistyped names are named, what a killed run left goes."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -16,6 +17,7 @@ from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Edits, edits_of, site_file
+from hpcdl.regress.reframe_adapter import process
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
 from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
 from hpcdl.regress.runner import (
@@ -117,7 +119,7 @@ def test_a_node_without_a_result_beside_the_others_closes_the_gate_once(tmp_path
 def run_of(ran, tmp_path, **request):
     """What a run of these checks gives, when ReFrame selected nothing by the names asked for."""
     cases = tuple({"name": name, "display_name": name, "result": "success"} for name in ran)
-    session = Session(0, cases, (), len(cases))
+    session = Session(0, cases, ())
     site = load_site(find_site_file("embedded"))
     return _verdicts(site, {}, RunDirectory(tmp_path), CheckRequest(**request), session, None)
 
@@ -133,7 +135,7 @@ def test_a_mistyped_name_is_an_error_and_no_night(tmp_path, names):
     assert [*of_run({"run": "r", "verdicts": verdicts}, NOW.isoformat())] == []
 
 
-LOADED = {"name": ["storage"], "tag": ["nightly", "smoke"]}
+LOADED = [{"@class": "storage", "tags": ["nightly", "smoke"]}]
 
 
 @pytest.mark.parametrize(
@@ -141,18 +143,19 @@ LOADED = {"name": ["storage"], "tag": ["nightly", "smoke"]}
     [
         ({"tags": ("smok",)}, LOADED, "no check has the tag smok"),
         ({"names": ("nope",)}, LOADED, "no check has the name nope"),
-        ({"paths": (Path("dir"),)}, {"name": [], "tag": []}, "there is no check in dir"),
+        ({"paths": (Path("dir"),)}, [], "there is no check in dir"),
+        ({"tags": ("smoke",)}, LOADED, ""),  # not on this partition: a night that went wrong
     ],
 )
-def test_what_nobody_can_have_meant_is_bad_input_and_no_night(typed, loaded, said):
-    with pytest.raises(BadInput, match=said):
-        _refuse_mistyped(CheckRequest(**typed), Session(0, (), (), 0, loaded))
-    _refuse_mistyped(CheckRequest(**typed), Session(0, (), ("a check file",), 0, loaded))
-    _refuse_mistyped(CheckRequest(**typed), Session(0, (), (), 1, loaded))
-
-
-def test_a_tag_that_there_is_but_not_on_this_partition_is_a_night_that_went_wrong():
-    _refuse_mistyped(CheckRequest(tags=("smoke",)), Session(0, (), (), 0, LOADED))
+def test_what_nobody_can_have_meant_is_bad_input_and_no_night(
+    monkeypatch, tmp_path, typed, loaded, said
+):
+    monkeypatch.setattr(process, "described", lambda *_: loaded)
+    asked = RunDirectory(tmp_path), CheckRequest(**typed)
+    with pytest.raises(BadInput, match=said) if said else nullcontext():
+        _refuse_mistyped(*asked, Session(0, (), ()))
+    for well in (Session(0, (), ("a check file",)), Session(0, ({},), ())):
+        _refuse_mistyped(*asked, well)
 
 
 def test_options_that_no_training_has_are_refused_before_anything_runs(hpcdl):

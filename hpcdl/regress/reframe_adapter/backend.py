@@ -45,7 +45,7 @@ from hpcdl.regress.reframe_adapter.process import (
     require_reframe,
 )
 from hpcdl.regress.result import seconds_between
-from hpcdl.regress.run_directory import SUBMITTING
+from hpcdl.regress.run_directory import SUBMITTED, SUBMITTING
 from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.slurm import client, once
 from hpcdl.slurm.hostlist import expand_hostlist
@@ -148,7 +148,7 @@ class HpcdlSlurm(SlurmJobScheduler):
         except HpcdlError as fault:
             raise JobSchedulerError(" ".join((fault.message, *fault.details))) from fault
         job.submitted = time.time()
-        _tell(job, "SUBMITTED")
+        _tell(job, SUBMITTED)
 
     def poll(self, *jobs: HpcdlJob | None) -> None:
         """Update the state of the jobs."""

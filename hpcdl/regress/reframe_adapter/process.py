@@ -79,16 +79,12 @@ class CheckRequest:
 class Session:
     """What ReFrame reports of a run: its cases, and what it left out.
 
-    `left_out` are faults of the run, `notes` what is only told. `selected` is the number of cases;
-    None when ReFrame did not get so far.
+    `left_out` are faults of the run, `notes` what is only told.
     """
 
     exit_code: int
     cases: tuple[Mapping[str, Any], ...]
     left_out: tuple[str, ...]
-    selected: int | None
-    loaded: Mapping[str, Sequence[str]] | None = None
-    """The names (`name`) and tags (`tag`) of all checks that there are."""
     notes: tuple[str, ...] = ()
 
 
@@ -192,14 +188,15 @@ def to_argv(
     return [*argv, *request.passed]
 
 
-def described(settings: Path, paths: Sequence[Path]) -> list[Mapping[str, Any]]:
-    """Return ReFrame's descriptions of the checks, by its --describe.
+def described(settings: Path, paths: Sequence[Path], *more: str) -> list[Mapping[str, Any]]:
+    """Return ReFrame's descriptions of the checks, by its --describe; with further options.
 
     Raises BadInput: a check file cannot be read. Raises MissingPrerequisite: it is another user's.
     """
     for path in paths:
         require_known_owners(path)
-    argv = [*map(str, module_argv(sys.executable, _RECORDER)), "-C", str(settings), "--describe"]
+    argv = [*map(str, module_argv(sys.executable, _RECORDER)), "-C", str(settings)]
+    argv += ["--describe", *more]
     argv += [
         part
         for path in paths or (resource("reframe_checks"),)
@@ -320,13 +317,10 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
     notes += [str(entry["text"]) for entry in each.get("fits nothing", ())]
     if exit_code == 0 and not each:
         left_out.append(f"nothing recorded what ReFrame left out; see {run.log}")
-    selected = [int(event["cases"]) for event in each.get("selected", ())]
     return Session(
         exit_code=exit_code,
         cases=tuple(_cases(run, each, harmless)),
         left_out=tuple(dict.fromkeys(left_out)),
-        selected=selected[-1] if selected else None,
-        loaded=each["loaded"][-1] if "loaded" in each else None,
         notes=tuple(dict.fromkeys(notes)),
     )
 
@@ -334,10 +328,7 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
 def _cases(
     run: RunDirectory, events: Mapping[str, Sequence[Mapping[str, Any]]], harmless: tuple[str, ...]
 ) -> list[Mapping[str, Any]]:
-    """Every case of ReFrame's report.
-
-    With what the recorder noted: metrics that it `declared`, its `warnings`, why it is `neutral`.
-    """
+    """Every case of ReFrame's report, with its `warnings` and why it is `neutral`."""
     try:
         runs = json.loads(run.report.read_text(encoding="utf-8"))["runs"]
     except (OSError, ValueError, KeyError, TypeError):  # none, half of one, or none of ReFrame's
@@ -352,16 +343,15 @@ def _noted(
     harmless: tuple[str, ...],
 ) -> dict[str, Any]:
     name, where = case.get("unique_name"), (case.get("partition"), case.get("environ"))
-
-    def of(kind: str) -> list[Mapping[str, Any]]:
-        there = (event for event in events.get(kind, ()) if event["check"] == name)
-        return [event for event in there if (event.get("partition"), event.get("environ")) == where]
-
+    why = (
+        event["why"]
+        for event in events.get("neutral", ())
+        if (event["check"], event["partition"], event["environ"]) == (name, *where)
+    )
     warned = [
         event["text"] for event in events.get("warning", ()) if name and event["check"] == name
     ]
     return {
-        "declared": [metric for event in of("declared") for metric in event["metrics"]],
-        "neutral": next((event["why"] for event in of("neutral")), ""),
+        "neutral": next(why, ""),
         "warnings": [text for text in dict.fromkeys(warned) if not text.startswith(harmless)],
     }

@@ -2,9 +2,8 @@
 
 ReFrame runs what it can, logs the rest in English, and exits with status 0. This wraps the few
 functions of its Python API where that happens, and appends a line of JSON each time: its warnings,
-what checks and tags there are, checks that fit no partition, how many cases are selected, which
-metrics a check declares, and why it skipped a case or expected it to fail. Without a first line,
-nothing was watched.
+checks that fit no partition, references without a number, why it skipped a case or expected it to
+fail. Without a first line, nothing was watched.
 
 `--probe` only tells whether this ReFrame has these functions.
 """
@@ -27,8 +26,7 @@ from reframe.core.exceptions import what
 from reframe.core.logging import LoggerAdapter
 from reframe.core.pipeline import RegressionTest
 from reframe.frontend import cli
-from reframe.frontend.executors import RegressionTask, Runner
-from reframe.frontend.loader import RegressionCheckLoader
+from reframe.frontend.executors import RegressionTask
 
 from hpcdl.regress.reframe_adapter.process import PROBE, RECORD_VARIABLE
 
@@ -56,13 +54,6 @@ def _verbose(original: Any, logger: Any, message: object, *args: Any, **kwargs: 
     original(logger, message, *args, **kwargs)
 
 
-def _load_all(original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
-    checks = original(loader, *args, **kwargs)
-    names, tags = {type(one).__name__ for one in checks}, {str(t) for c in checks for t in c.tags}
-    record("loaded", name=sorted(names), tag=sorted(tags))
-    return checks
-
-
 def _generate(original: Any, checks: Any, *args: Any, **kwargs: Any) -> Any:
     cases = original(checks, *args, **kwargs)
     placed = {case.check.unique_name for case in cases}
@@ -74,19 +65,12 @@ def _generate(original: Any, checks: Any, *args: Any, **kwargs: Any) -> Any:
     return cases
 
 
-def _run_all(original: Any, runner: Any, testcases: Any, *args: Any, **kwargs: Any) -> Any:
-    record("selected", cases=len(testcases))
-    return original(runner, testcases, *args, **kwargs)
-
-
 def _check_performance(original: Any, check: Any) -> None:
-    try:
-        original(check)
-    finally:
-        if not check.is_dry_run():
-            names = {*check.perf_variables} | _referenced(check)
-            case = _case(check, check.current_partition, check.current_environ)
-            record("declared", **case, metrics=sorted(names))
+    original(check)
+    given = {key.rpartition(":")[2] for key in check.perfvalues or ()}
+    for name in sorted(_referenced(check) - given):
+        text = f"metric {name} has a reference and no number"
+        record("warning", check=check.unique_name, text=text)
 
 
 def _referenced(check: Any) -> set[str]:
@@ -102,20 +86,14 @@ def _referenced(check: Any) -> set[str]:
 def _neutral(original: Any, task: Any, *args: Any, **kwargs: Any) -> None:
     original(task, *args, **kwargs)
     check, partition, environ = task.testcase
-    record("neutral", **_case(check, partition, environ), why=_one_line(what(*task.exc_info)))
-
-
-def _case(check: Any, partition: Any, environ: Any) -> dict[str, str]:
-    """Return the key of a case in ReFrame's report."""
-    return {"check": check.unique_name, "partition": partition.name, "environ": environ.name}
+    case = {"check": check.unique_name, "partition": partition.name, "environ": environ.name}
+    record("neutral", **case, why=_one_line(what(*task.exc_info)))
 
 
 _WATCHED: Sequence[tuple[Any, str, Callable[..., Any]]] = (
     (LoggerAdapter, "warning", _warning),
     (LoggerAdapter, "verbose", _verbose),
-    (RegressionCheckLoader, "load_all", _load_all),
     (cli, "generate_testcases", _generate),
-    (Runner, "runall", _run_all),
     (RegressionTest, "check_performance", _check_performance),
     (RegressionTask, "skip", _neutral),
     (RegressionTask, "xfail", _neutral),
