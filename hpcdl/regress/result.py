@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs.preflight import ExpectedAllocation, Probe, judge
 from hpcdl.results.faults import FaultKind, JobFault, as_fault
 from hpcdl.results.records import RESULT, at
-from hpcdl.site import Partition, Site
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.parse import JobRecord
-from hpcdl.stack.release import release_for
 from hpcdl.system.errors import BadInput
 
 CLOCKS_SECONDS = 60.0
@@ -83,24 +79,6 @@ def _other_units(values: Mapping[str, Any]) -> Iterator[JobFault]:
             yield JobFault(FaultKind.UNIT, text, place, wanted=units[place], got=str(unit))
 
 
-def losses_fall(losses: Sequence[float]) -> JobFault | None:
-    """Why a series of losses is not that of a training that works, or None.
-
-    The mean of the last quarter must lie below that of the first; every loss must be finite.
-    """
-    if len(losses) < 2:
-        text = "missing metric: fewer than two losses were recorded"
-        return JobFault(FaultKind.NO_METRIC, text, "loss", wanted=2, got=len(losses))
-    if not all(math.isfinite(loss) for loss in losses):
-        return JobFault(FaultKind.LOSS, "the loss is not finite", "loss")
-    quarter = max(1, len(losses) // 4)
-    first, last = sum(losses[:quarter]) / quarter, sum(losses[-quarter:]) / quarter
-    if last < first:
-        return None
-    text = f"the loss does not fall: {first:.4g} at first, {last:.4g}"
-    return JobFault(FaultKind.LOSS, text, "loss", wanted=first, got=last)
-
-
 def faults_of(
     measured: Measured, layout: Mapping[str, Any], release: str | None, *, real_gpus: bool = False
 ) -> list[JobFault]:
@@ -138,56 +116,6 @@ def _of_any_job(
     if status != "completed":
         text = f"the program ended as '{status}'"
         yield JobFault(FaultKind.OUTCOME, text, wanted="completed", got=status)
-
-
-def binding_faults(
-    probes: Sequence[Probe], layout: Mapping[str, Any], release: str | None, *, bound: bool
-) -> list[JobFault]:
-    """Return the faults of the ranks' places and resources.
-
-    `probes` are what every rank saw; `bound` says whether Slurm binds CPUs here.
-    """
-    nodes, tasks = int(layout["nodes"]), int(layout["tasks_per_node"])
-    expected = ExpectedAllocation(
-        world=nodes * tasks,
-        tasks_per_node=tasks,
-        cpus_per_task=int(layout["cpus_per_task"]),
-        gpus_per_node=int(layout["gpus_per_node"]),
-        release=release or "",
-    )
-    sentences = [problem.sentence for problem in judge(probes, expected)]
-    sentences += [
-        f"rank {probe.rank} on {probe.host} may run on {probe.affinity} CPUs, "
-        f"not on the {expected.cpus_per_task} it was promised"
-        for probe in probes
-        if bound and probe.affinity < expected.cpus_per_task
-    ]
-    crowds = Counter(probe.host for probe in probes).items()
-    sentences += [
-        f"{count} ranks are on {host}, not {tasks}" for host, count in crowds if count != tasks
-    ]
-    return [JobFault(FaultKind.BINDING, text) for text in sentences]
-
-
-def version_faults(measured: Measured, promised: Mapping[str, str]) -> list[JobFault]:
-    """Versions that differ from what the release's record promises."""
-    faults = []
-    for name in ("tensorflow", "horovod", "python"):
-        ran, wanted = measured.text("versions", name), promised.get(name)
-        if wanted and ran != wanted:
-            text = f"the module brings {name} {ran or 'unknown'}, the release says {wanted}"
-            faults.append(JobFault(FaultKind.VERSION, text, wanted=wanted, got=ran))
-    return faults
-
-
-def promised_versions(site: Site, partition: Partition, release: str | None) -> Mapping[str, str]:
-    """Versions in the record of the release that a partition's jobs load, by component.
-
-    Nothing where no release is published, or where the jobs load another one.
-    """
-    model = partition.gpu and partition.gpu.model
-    found = release_for(site, partition.name, model) if release else None
-    return found.versions if found is not None and found.id == release else {}
 
 
 def epoch(text: str) -> float | None:

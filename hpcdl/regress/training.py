@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean as mean
 
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.regress.result import Measured, losses_fall, reads
+from hpcdl.regress.result import Measured, reads
 from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.results.records import at
 from hpcdl.site import Partition, Site
@@ -143,6 +145,24 @@ def training_faults(measured: Measured) -> list[JobFault]:
         text = f"insufficient data: {steps:.0f} steps were measured, at least {WINDOW_STEPS} count"
         found.append(JobFault(FaultKind.FEW_STEPS, text, wanted=WINDOW_STEPS, got=steps))
     return found
+
+
+def losses_fall(curve: Sequence[float]) -> JobFault | None:
+    """Why a series of losses is not that of a training that works, or None.
+
+    The mean of the last quarter must lie below that of the first; every loss must be finite.
+    """
+    if len(curve) < 2:
+        text = "missing metric: fewer than two losses were recorded"
+        return JobFault(FaultKind.NO_METRIC, text, "loss", wanted=2, got=len(curve))
+    if not all(map(math.isfinite, curve)):
+        return JobFault(FaultKind.LOSS, "the loss is not finite", "loss")
+    quarter = max(1, len(curve) // 4)
+    first, last = mean(curve[:quarter]), mean(curve[-quarter:])
+    if last < first:
+        return None
+    text = f"the loss does not fall: {first:.4g} at first, {last:.4g}"
+    return JobFault(FaultKind.LOSS, text, "loss", wanted=first, got=last)
 
 
 def losses(measured: Measured) -> Sequence[float]:

@@ -14,7 +14,7 @@ from hpcdl.jobs.preflight import Probe
 from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import metric_name
-from hpcdl.regress.result import Measured, binding_faults, faults_of, version_faults
+from hpcdl.regress.result import Measured, faults_of
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import ALL, TrainingCase, job_on
 from hpcdl.results.faults import FaultKind, JobFault
@@ -84,6 +84,7 @@ def probes(count=4, **changes):
     ],
 )
 def test_a_rank_out_of_place_is_named(found, word):
+    binding_faults = check_of("environment", "binding_faults")
     told = binding_faults(found, LAYOUT, "r1", bound=True)
     assert any(word in fault.text for fault in told) == bool(word)
     if "may run on" in word:
@@ -94,6 +95,7 @@ def test_versions_are_compared_with_the_releases_record():
     ran = Measured({"versions": {"tensorflow": "2.21.0", "horovod": "0.28.1"}})
     text = "the module brings tensorflow 2.21.0, the release says 2.20.0"
     fault = JobFault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
+    version_faults = check_of("environment", "version_faults")
     assert version_faults(ran, {"tensorflow": "2.20.0", "horovod": "0.28.1"}) == [fault]
     assert version_faults(Measured({}), {"horovod": "0.28.1"})
 

@@ -13,7 +13,7 @@ from hpcdl.regress.references import (
     spread_of,
 )
 from hpcdl.regress.reframe_adapter.settings import reframe_name
-from hpcdl.regress.result import losses_fall
+from hpcdl.regress.training import losses_fall
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.make import reference
 
