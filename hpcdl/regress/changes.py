@@ -93,28 +93,26 @@ class _Window:
     noise: Noise
     new: list[float]
     sums: list[float]
-    state: float
+    last: float
 
     @classmethod
     def of(cls, noise: Noise, values: Sequence[float]) -> _Window:
-        new, state = noise.innovations(values)
-        return cls(noise, new, [0.0, *accumulate(new)], state)
+        new, last = noise.innovations(values)
+        return cls(noise, new, [0.0, *accumulate(new)], last)
 
     def add(self, value: float) -> None:
-        (new,), self.state = self.noise.innovations([value], self.state)
+        (new,), self.last = self.noise.innovations([value], self.last)
         self.new.append(new)
         self.sums.append(self.sums[-1] + new)
 
     def each_t(self, firsts: Iterable[int]) -> Iterator[tuple[float, int]]:
         """Student's t of steps that began with these nights of the level, and the night."""
         new, sums, variance = self.new, self.sums, self.noise.variance
-        (_, _, second, later), count, every = self.noise.response, len(new), sums[-1]
-        square, quick = later * later, second * second
-        for first in firsts:  # as `Response.weight` has it; most of the gate's time is spent here
-            weight, total = 1.0, new[first]
-            if count - first > 1:
-                weight += quick + (count - first - 2) * square
-                total += second * new[first + 1] + later * (every - sums[first + 2])
+        later, count, every = 1 - self.noise.memory, len(new), sums[-1]
+        square = later * later
+        for first in firsts:  # most of the gate's time is spent here
+            weight = 1 + (count - first - 1) * square
+            total = new[first] + later * (every - sums[first + 1])
             size = total / weight - sums[first] / first / later
             yield size / math.sqrt(variance * (1 / weight + 1 / (first * square))), first
 
@@ -155,7 +153,7 @@ class _State:
         past = self.nights.sample[max(self.start, end - LEVEL_NIGHTS) : end]
         missing = LEVEL_NIGHTS - len(past)
         earlier = self.earlier[-missing:] if missing else []
-        return noise_of(past, earlier, self.nights.within, self.nights.step)
+        return noise_of(past, earlier, self.nights.step)
 
     def known(self, night: int) -> _Window | None:
         """The level's nights up to this one, by an estimate that may be a few nights old."""
@@ -290,7 +288,7 @@ def _strength(state: _State, night: int) -> tuple[int, float]:
 def _of_runs(state: _State, noise: Noise, first: int, last: int, level_nights: int) -> float:
     """Return the normal deviate of the runs of these nights being below a level."""
     nights, shared, total, weight = state.nights, state.shared.part, 0.0, 0.0
-    count, memory = last - first + 1, noise.response.memory
+    count, memory = last - first + 1, noise.memory
     for night in range(first, last + 1):
         runs = nights.runs[night] if nights.runs else [nights.values[night]]
         variance = shared + (1 - shared) / max(1.0, len(runs) / nights.usual)

@@ -261,7 +261,7 @@ def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
     less = [effect * (day >= 5) for day in weekdays]
     values = [value - one for value, one in zip(nights.values, less, strict=True)]
     runs = [[run - one for run in each] for each, one in zip(nights.runs, less, strict=False)]
-    return Nightly(values, nights.within, nights.step, runs)
+    return Nightly(values, nights.step, runs)
 
 
 def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:

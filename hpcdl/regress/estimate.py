@@ -4,8 +4,7 @@ The spread is Huber's "proposal 2" (1964, Ann. Math. Stat. 35:73). One night cou
 its rarity among the nights before allows: evidence z is cut where exp(-z^2/2) is the share of
 them that lay as far (a robust likelihood ratio is a cut one: Huber 1965, Ann. Math. Stat. 36:1753).
 It counts for as much as the night beside it, so that two such nights are no spike.
-Dependence is a state common to a night (AR 1) plus the scatter of runs, which is known where
-nights have several; innovations of this state (Kalman 1960) are what is summed.
+Dependence is that of neighbouring nights (AR 1); its innovations are what is summed.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from statistics import NormalDist, median
@@ -27,33 +26,8 @@ NARROWEST = 0.003
 _MAD_TO_SIGMA = 1.4826
 _CLIP, _CONSISTENT, _ROUNDS = 2.5, 0.97757, 8
 """Huber's proposal 2: where deviations are cut, the variance that normal ones keep, iterations."""
-_MOST_DEPENDENT, _MOST_WHITE = 0.9, 0.8
-"""Memory of a night, and the part of a night's variance that runs explain, are at most this:
-beyond it 90 nights tell neither."""
-
-
-class Response(NamedTuple):
-    """How a step of 1 shows in the innovations: on its first night, its second, all later ones."""
-
-    memory: float = 0.0
-    gain: float = 0.0
-    second: float = 1.0
-    later: float = 1.0
-
-    def innovations(self, evidence: list[float], state: float) -> tuple[list[float], float]:
-        """Return the innovations of standardised values after a state, and the next state."""
-        memory, gain, innovations = self.memory, self.gain, list[float]()
-        if not memory:
-            return evidence, 0.0
-        for z in evidence:
-            new = z - state
-            innovations.append(new)
-            state = memory * (state + gain * new)
-        return innovations, state
-
-    def weight(self, nights: int) -> float:
-        """Return the information of nights since a step on its size, the first night being 1."""
-        return 1.0 if nights == 1 else 1 + self.second**2 + (nights - 2) * self.later**2
+_MOST_DEPENDENT = 0.9
+"""Memory of a night is at most this: beyond it 90 nights do not tell."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +35,14 @@ class Noise:
     """Of the nights before one.
 
     `level` and `spread` are in the series' unit; `ranks` are sorted deviations in spreads;
-    `variance` is that of one innovation, `response` how a step shows in them.
+    `memory` is the part of a night's deviation that the next one has as well, `variance` that of
+    one innovation. A step of 1 is 1 in the innovation of its first night, 1 - memory in later ones.
     """
 
     level: float
     spread: float
     ranks: Sequence[float]
-    response: Response
+    memory: float
     variance: float
 
     def evidence(self, values: Sequence[float]) -> list[float]:
@@ -87,12 +62,15 @@ class Noise:
                 clipped[index] = math.copysign(min(abs(z), cap), z)
         return clipped
 
-    def innovations(self, values: Sequence[float], state: float = 0.0) -> tuple[list[float], float]:
-        """Return each night's deviation from what the nights before it, as `state`, predict.
+    def innovations(
+        self, values: Sequence[float], before: float = 0.0
+    ) -> tuple[list[float], float]:
+        """Return deviations less what the nights before predict of them, and the last deviation.
 
-        With the state after them.
+        `before` is that of the night before them.
         """
-        return self.response.innovations(self.evidence(values), state)
+        each, memory = self.evidence(values), self.memory
+        return [z - memory * past for past, z in pairwise([before, *each])], each[-1]
 
     def normal(self, t: float, nights: int) -> float:
         """Student's t of a mean of `nights` as the normal deviate that is as rare."""
@@ -100,10 +78,8 @@ class Noise:
 
     def degrees(self, nights: int) -> float:
         """Of freedom of a mean of `nights`: the spread is an estimate, and the dependence is."""
-        response = self.response
-        weight = response.weight(nights)
-        later = 1 - 1 / weight
-        unsure = 2 * later * later * (2 / response.later - 1)
+        later = 1 - 1 / (1 + (nights - 1) * (1 - self.memory) ** 2)
+        unsure = 2 * later * later * (2 / (1 - self.memory) - 1)
         return max(3.0, len(self.ranks) / (1 + unsure))
 
 
@@ -119,13 +95,11 @@ def caps(count: int) -> tuple[float, ...]:
     return tuple(-_NORMAL.inv_cdf((rank + 0.5) / (count + 1)) for rank in range(count + 1))
 
 
-def noise_of(
-    past: Sequence[float], earlier: Sequence[float], within: float, step: float
-) -> Noise | None:
+def noise_of(past: Sequence[float], earlier: Sequence[float], step: float) -> Noise | None:
     """Return the estimate from the nights before, or None if they have no level.
 
     `past` are the values that make it, `earlier` deviations of nights before those from the levels
-    that held then; `within` and `step` as in `Nightly`.
+    that held then; `step` is as in `Nightly`.
     """
     middle = median(past)
     if not 1 / LARGEST < middle < LARGEST:
@@ -135,37 +109,24 @@ def noise_of(
     reach = 1.5 * spread  # the mean of what lies nearer than that (Huber 1964)
     level = middle + sum(max(-reach, min(reach, value - middle)) for value in past) / len(past)
     z = [deviation / spread for deviation in deviations]
-    plain = Noise(level, spread, sorted(z), Response(), 1.0)
-    evidence = plain.evidence([level + deviation for deviation in deviations])
-    response = _response(evidence, min(_MOST_WHITE, within / spread**2))
-    new, _ = response.innovations(evidence, 0.0)
+    plain = Noise(level, spread, sorted(z), 0.0, 1.0)
+    every = [level + deviation for deviation in deviations]
+    memory = _memory(plain.evidence(every))
+    noise = replace(plain, memory=memory)
+    new, _ = noise.innovations(every)
     variance = sum(e * e for e in new) / max(1, len(new) - 2)
-    return Noise(level, spread, plain.ranks, response, max(variance, 0.3))
+    return replace(noise, variance=max(variance, 0.3))
 
 
-def _response(evidence: Sequence[float], white: float) -> Response:
-    """From the correlation of neighbouring nights, less the part of them that runs explain."""
+def _memory(evidence: Sequence[float]) -> float:
+    """From the correlation of neighbouring nights."""
     power = sum(x * x for x in evidence)
     count = len(evidence)
     if power <= 0 or count < 8:
-        return Response()
+        return 0.0
     r = sum(map(float.__mul__, evidence[1:], evidence[:-1])) / power
     r = r + (1 + 3 * max(0.0, r)) / count  # Kendall 1954: estimates are low by this
-    return respond(round(max(0.0, min(_MOST_DEPENDENT, r / (1 - white))), 2), round(white, 2))
-
-
-@lru_cache(maxsize=4096)
-def respond(memory: float, white: float) -> Response:
-    """The steady state of the filter for an AR(1) state seen through white noise."""
-    if memory <= 0:
-        return Response()
-    fresh = (1 - white) * (1 - memory * memory)
-    power = 1 - white
-    for _ in range(50):
-        power = memory * memory * power * white / (power + white) + fresh
-    gain = power / (power + white)
-    later = (1 - memory) / (1 - memory + memory * gain)
-    return Response(memory, gain, 1 - memory * gain, later)
+    return round(max(0.0, min(_MOST_DEPENDENT, r)), 2)
 
 
 def spread_of(deviations: Sequence[float]) -> float:
@@ -234,13 +195,11 @@ UNKNOWN = Shared()
 class Nightly:
     """The nights of a series.
 
-    A value each, the variance of it that runs explain (0 where that is not known), the resolution
-    (0 where it is fine), the runs of each, unless all nights have one, and what the site's series
-    tell of what runs share.
+    A value each, the resolution (0 where it is fine), the runs of each, unless all nights have one,
+    and what the site's series tell of what runs share.
     """
 
     values: list[float]
-    within: float
     step: float
     runs: Sequence[Sequence[float]] = ()
     shared: Shared = UNKNOWN
@@ -272,7 +231,7 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
     every = [run for night in runs for run in night]
     step = resolution_of(every)
     if len(every) == len(runs):
-        return Nightly(every, 0.0, step)
+        return Nightly(every, step)
     size = median(map(len, runs)) if runs else 0
     # A run that was repeated because it was low is no fair one: the others are.
     fair = [night[1:] if size == 1 and len(night) > 1 else night for night in runs]
@@ -280,8 +239,7 @@ def nightly(runs: Sequence[Sequence[float]]) -> Nightly:
     inside = spread_of([run - middle for night, middle in each if len(night) > 2 for run in night])
     reach = 2 * max(inside, step)
     values = [_near(night, middle, reach) if len(night) > 2 else middle for night, middle in each]
-    within = max(inside, step / math.sqrt(12)) ** 2 / size if size > 1 else 0.0
-    return Nightly(values, within, step / size, runs)
+    return Nightly(values, step / size, runs)
 
 
 def _near(night: Sequence[float], middle: float, reach: float) -> float:

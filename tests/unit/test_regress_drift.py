@@ -32,7 +32,7 @@ def nights(values, **columns):
 
 
 def detect(values, weekdays=None):
-    nights = Nightly(values, 0.0, 0.0)
+    nights = Nightly(values, 0.0)
     return detect_nights(without_weekends(nights, weekdays) if weekdays else nights)
 
 

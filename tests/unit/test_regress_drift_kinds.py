@@ -99,10 +99,10 @@ def test_a_release_that_came_with_a_drop_is_blamed_and_one_after_it_is_not(later
 def test_the_evidence_grows_while_a_drop_lasts_and_fades_when_it_was_chance():
     nights = runs_of(series("normal", random.Random(5), 1, drop(0.05))).nights
     (found,) = [one for one in detect(nights) if one.seen >= CHANGE_AT]
-    early = type(nights)(nights.values[: found.seen + 1], 0.0, 0.0)
+    early = type(nights)(nights.values[: found.seen + 1], 0.0)
     assert evidence_now(found, nights) > evidence_now(found, early) + 2
     healed = [*early.values, *nights.values[:40]]
-    assert evidence_now(found, type(nights)(healed, 0.0, 0.0)) < evidence_now(found, early)
+    assert evidence_now(found, type(nights)(healed, 0.0)) < evidence_now(found, early)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -229,7 +229,7 @@ def test_a_value_that_no_measurement_has_is_refused_and_ends_no_gate(value):
     metric = {"name": "rate", "value": value, "unit": "1/s"}
     with pytest.raises(BadInput, match="larger or smaller than any measurement"):
         list(of_run({"run": "r", "verdicts": [failed("", metrics=[metric])]}, NOW.isoformat()))
-    assert noise_of([value] * 30, [], 0.0, 0.0) is None
+    assert noise_of([value] * 30, [], 0.0) is None
 
 
 @pytest.fixture
