@@ -111,7 +111,7 @@ def test_nothing_passes_that_does_not_deserve_it(site):
     for name in foreign:
         assert found[name].reason.startswith("foreign result: it "), found[name].reason
     assert "50% below" in found["slower"].reason
-    assert "missing metric: speed" in found["plain_metric_not_found"].reason
+    assert "performance variable 'speed': not enough" in found["plain_metric_not_found"].reason
     assert not outcome.ok
     assert not any(verdict.waived for verdict in outcome.verdicts)
     # Faults come through ReFrame's report as data, also those of a job that was given up.
