@@ -71,8 +71,8 @@ def verdict(status="PASS", reason="", **changes):
 def result(time="2026-06-01T00:00:00+00:00", value=1000.0, **changes):
     """A result of the history; `time` is one of ISO 8601, or a datetime."""
     at = time if isinstance(time, str) else time.isoformat(timespec="seconds")
-    row = Result("r", at, "throughput", "resnet50", "p100", "rate", value, "images/s", "PASS")
-    return replace(row, **changes)
+    which = (f"r-{at}", at, "throughput", "resnet50", "p100", "rate")
+    return replace(Result(*which, value, "images/s", "PASS"), **changes)
 
 
 def plan_build(site, name=None, partition=None):

@@ -179,51 +179,11 @@ def test_nobody_is_told_to_install_into_a_release(tmp_path, monkeypatch):
     assert "`module unload tensorflow`" in to_install("checks")
 
 
-MEASURED = """
-import reframe as rfm
-import reframe.utility.sanity as sn
-from reframe.core.builtins import parameter, performance_function, sanity_function
-
-@rfm.simple_test
-class bw(rfm.RunOnlyRegressionTest):
-    valid_systems, valid_prog_environs, executable = ["*"], ["*"], "echo rate 99"
-    reference = {"*": {"rate": (100, -0.1, None, "GB/s")}}
-    size = parameter([1, 2])
-
-    @sanity_function
-    def well(self):
-        return sn.assert_found("rate", self.stdout)
-
-    @performance_function("GB/s")
-    def rate(self):
-        return sn.extractsingle(r"rate (\\d+)", self.stdout, 1, float)
-"""
-
-
-def test_a_report_of_reframes_own_can_be_imported(tmp_path, hpcdl, monkeypatch):
-    """Sites that have ReFrame already bring their nights along."""
-    (tmp_path / "bw.py").write_text(MEASURED)
-    reframe(tmp_path, "-c", "bw.py", "-r", "--report-file=report.json", "--prefix=out")
-    history = ("--site", "pi")
-    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
-    report = str(tmp_path / "report.json")
-    assert "2 new results" in hpcdl("check", "history", "import", report, *history).out
-    assert "0 new results" in hpcdl("check", "history", "import", report, *history).out
-    shown = hpcdl("check", "history", "show", *history).out
-    assert re.search(r"bw/size=1 .* rate .* 99 GB/s +PASS", shown)
-    (tmp_path / "broken.json").write_text('{"session_info": {}, "runs": 3}\n')
-    broken = hpcdl("check", "history", "import", str(tmp_path / "broken.json"), *history, code=2)
-    assert "is no report of ReFrame that hpcdl can read" in broken.err
-
-
 def test_checks_are_listed_with_tags_and_partitions(tmp_path, hpcdl):
     pytest.importorskip("reframe")
-    (tmp_path / "bw.py").write_text(MEASURED)
-    listed = hpcdl("check", "list", "--site", "pi", "--checks", str(tmp_path / "bw.py")).out
-    assert [line.split()[:2] for line in listed.splitlines()[1:]] == [
-        ["bw", "%size=1"],
-        ["bw", "%size=2"],
-    ]
+    (tmp_path / "team.py").write_text(TEAM + ONE.format("mpi") + ONE.format("openmp"))
+    listed = hpcdl("check", "list", "--site", "pi", "--checks", str(tmp_path / "team.py")).out
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == ["mpi", "openmp"]
     own = hpcdl("check", "list", "--site", "pi").out
     assert re.search(r"allreduce %way=horovod-2x2 +nightly, smoke +.*p100", own)
     none = hpcdl("check", "list", "--site", "pi", "--checks", "/nowhere.py", code=2).err

@@ -13,12 +13,12 @@ from hpcdl.cli import main
 from hpcdl.regress.accept import accept, accepted_file, rulings_of
 from hpcdl.regress.answer import Acceptance, Rulings
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.references import edits_of, load_references
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
-from tests.make import reference
+from tests.make import reference, result
 
 NAME = "throughput/resnet50 on p100, rate [images/s]"
 WHO = ("--because", "new driver", "--by", "Ada")
@@ -38,25 +38,11 @@ def ago(**span):
 def fill(site, tmp_path, *, last=0.95):
     """Nights of 1000 images/s, of 95 % of it since 95 nights, and of `last` of it since 3."""
     rng = random.Random(3)
-    row = Result(
-        "",
-        "",
-        "throughput",
-        "resnet50",
-        "p100",
-        "rate",
-        0.0,
-        "images/s",
-        "PASS",
-        low=800.0,
-        release="r2",
-    )
     levels = [last] * 3 + [0.95] * 92 + [1.0] * 55
     values = [1000 * level * (1 + 0.005 * rng.gauss(0, 1)) for level in levels]
     with open_history(tmp_path / "h", site.name) as history:
         history.add(
-            replace(row, run=f"r{n}", time=ago(days=n), value=value)
-            for n, value in enumerate(values)
+            result(ago(days=n), value, low=800.0, release="r2") for n, value in enumerate(values)
         )
 
 
@@ -123,11 +109,8 @@ def levels(size):
     rng = random.Random(4)
     for back in range(89, -1, -1):
         level = 1000 if back > 8 else 950 if back > 2 else 950 * size
-        at = (datetime.now(timezone.utc) - timedelta(days=back, seconds=90)).isoformat(
-            timespec="seconds"
-        )
-        value = level * (1 + 0.01 * rng.gauss(0, 1))
-        yield Result(f"r{back}", at, *SERIES[:4], value, "images/s", "PASS", site="site", low=500.0)
+        at, value = ago(days=back, seconds=90), level * (1 + 0.01 * rng.gauss(0, 1))
+        yield result(at, value, site="site", low=500.0)
 
 
 def test_a_renamed_series_is_retired_and_missed_by_no_gate(site, tmp_path, hpcdl):
@@ -220,7 +203,7 @@ def test_what_cannot_be_accepted_is_said_in_a_line(filled, tmp_path, hpcdl, word
 
 
 def test_of_a_thousand_findings_some_are_named(site, tmp_path, hpcdl):
-    row = Result("r", ago(), "throughput", "", "p100", "rate", 1.0, "images/s", "FAIL")
+    row = result(ago(), 1.0, status="FAIL")
     with open_history(tmp_path / "h", site.name) as history:
         history.add(replace(row, case_name=f"x{n}") for n in range(1000))
     told = hpcdl("check", "accept", "zzz", *WHO, code=2).err
@@ -229,18 +212,7 @@ def test_of_a_thousand_findings_some_are_named(site, tmp_path, hpcdl):
 
 
 def test_a_silent_series_has_no_level_to_accept(site, tmp_path, hpcdl):
-    row = Result(
-        "r",
-        ago(days=10),
-        "throughput",
-        "resnet50",
-        "p100",
-        "rate",
-        1.0,
-        "images/s",
-        "PASS",
-        low=0.5,
-    )
+    row = result(ago(days=10), 1.0, low=0.5)
     with open_history(tmp_path / "h", site.name) as history:
         history.add([row])
     assert "--until" in hpcdl("check", "accept", NAME, *WHO, code=2).err

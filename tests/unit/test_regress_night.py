@@ -13,7 +13,7 @@ from hpcdl.regress.check_text import proposals_text
 from hpcdl.regress.estimate import noise_of
 from hpcdl.regress.exchange import _time, of_run
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Edits, edits_of, site_file
@@ -33,7 +33,7 @@ from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import once
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from tests.make import reference
+from tests.make import reference, result
 from tests.small_release import small_site
 from tests.unit.test_regress_verdict import record
 
@@ -80,22 +80,9 @@ def test_a_node_that_vanished_from_slurm_is_an_error_of_the_night():
 
 
 def rows(nodes, days):
-    at = (NOW - timedelta(days=days)).isoformat(timespec="seconds")
+    job = {"check_name": "storage", "case_name": "read", "unit": "MB/s", "low": 50.0}
     return [
-        Result(
-            f"r{days}",
-            at,
-            "storage",
-            "read",
-            "p100",
-            metric,
-            100.0,
-            "MB/s",
-            "PASS",
-            nodes=node,
-            job=index,
-            low=50.0,
-        )
+        result(NOW - timedelta(days=days), 100.0, metric=metric, nodes=node, job=index, **job)
         for index, node in enumerate(nodes)
         for metric in ("read", "write")
     ]

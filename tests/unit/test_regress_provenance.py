@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.result import Measured, of_this_run, read_result
 from hpcdl.regress.verdict import judge
 from hpcdl.results.faults import FaultKind, Status
@@ -15,25 +15,14 @@ from hpcdl.results.records import RESULT
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
 from hpcdl.train.result import job_of
+from tests.make import result
 
 NOW = 1_750_000_000.0
 TOKEN = "hpcdl-" + "a" * 32
 STARTED, ENDED = (time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at)) for at in (NOW - 60, NOW))
 RECORD = JobRecord(
-    17,
-    "job",
-    "COMPLETED",
-    "",
-    0,
-    0,
-    "p100",
-    "p100-[01-02]",
-    0,
-    STARTED,
-    STARTED,
-    ENDED,
-    "10:00",
-    "",
+    *(17, "job", "COMPLETED", "", 0, 0, "p100", "p100-[01-02]", 0),
+    *(STARTED, STARTED, ENDED, "10:00", ""),
 )
 GOOD = {
     "job": {"id": "17", "token": TOKEN},
@@ -122,16 +111,9 @@ def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(given, k
 def nights(count, *, last=1000.0):
     now = datetime.now(timezone.utc)
     return [
-        Result(
-            f"r{night}",
-            stamp(now - timedelta(days=count - 1 - night)),
-            "throughput",
-            "resnet50",
-            "p100",
-            "rate",
+        result(
+            now - timedelta(days=count - 1 - night),
             (last if count - night <= 5 else 1000.0) + night % 3,
-            "images/s",
-            "PASS",
             low=500.0,
         )
         for night in range(count)

@@ -8,7 +8,7 @@ import pytest
 
 from hpcdl.regress import nodes as law
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.job_state import Watchdog, fault_of
 from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes
 from hpcdl.regress.remeasure import joined, key_of, suspicious
@@ -16,6 +16,7 @@ from hpcdl.regress.verdict import MetricVerdict, Verdict, judge, waive
 from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.slurm.parse import JobRecord
+from tests.make import result
 
 ROW = {
     "value": 100.0,
@@ -203,22 +204,7 @@ def test_only_what_lacks_a_fresh_reference_can_be_waived_and_only_by_its_name(na
 
 
 def record(state, **changes):
-    row = JobRecord(
-        id=1,
-        name="j",
-        state=state,
-        reason="None",
-        exit_code=0,
-        signal=0,
-        partition="p",
-        nodes="",
-        restarts=0,
-        submitted="",
-        started="",
-        ended="",
-        time_limit="00:10:00",
-        script="",
-    )
+    row = JobRecord(1, "j", state, "None", 0, 0, "p", "", 0, "", "", "", "00:10:00", "")
     return row._replace(**changes)
 
 
@@ -333,19 +319,7 @@ def test_jobs_on_several_nodes_and_nights_that_went_wrong_accuse_nobody():
 
 
 def test_the_gate_sees_the_slow_node_whichever_result_is_last(tmp_path):
-    row = Result(
-        "r",
-        "2026-01-01T00:00:00+00:00",
-        "throughput",
-        "mlp",
-        "p100",
-        "rate",
-        100.0,
-        "1/s",
-        "PASS",
-        nodes="n1",
-        job=1,
-    )
+    row = result(nodes="n1", job=1)
     slow = replace(row, value=50.0, status="FAIL", reason="slow node: n2", nodes="n2", job=2)
     for number, order in enumerate(([row, slow], [replace(slow, job=1), replace(row, job=2)])):
         with open_history(tmp_path / f"{number}.sqlite") as history:
