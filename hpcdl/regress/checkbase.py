@@ -1,9 +1,9 @@
 """The base of hpcdl's ReFrame checks: a job exactly as `hpcdl job submit` would queue it.
 
-Layout, directives and launch come from hpcdl.jobs, so that nightly numbers describe what users
-run; ReFrame only puts the script together again. A check says which job (`request`), which
-metrics (`metrics`) and what must hold (`faults`); a metric that is not there, a job that ended
-oddly or a release that is not the site's fails here, before ReFrame could overlook it.
+The script comes from hpcdl.jobs, so that nightly numbers describe what users run. A check says
+which job (`request`), which metrics (`metrics`) and what must hold (`faults`); a metric that is not
+there, a job that ended oddly or a release that is not the site's fails here, before ReFrame could
+overlook it.
 """
 
 # mypy: disable-error-code="misc,untyped-decorator"
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import reframe as rfm
 import reframe.utility.sanity as sn
@@ -159,7 +159,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
 
     @run_after("setup")
     def write_script(self) -> None:
-        """Lay the job out and hand ReFrame the parts of its script."""
+        """Lay the job out and hand ReFrame its script."""
         site, partition = self.place()
         module, directory = module_of(self.current_partition), Path(self.stagedir).absolute()
         spec = replace(self.request(site, partition), job_dir=directory)
@@ -167,15 +167,13 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
         if not self.is_dry_run():
             require_data(spec.program)
-        batch = take_apart(self.script(site, spec, module))
         layout = plan_layout(site, spec)
         self.num_tasks = layout.world_size
         self.num_tasks_per_node = layout.tasks_per_node
         self.num_cpus_per_task = layout.cpus_per_task
         conf = os.environ.get("SLURM_CONF", "") if self.execution.raises_priority else ""
         self.job.plan = JobPlan(
-            batch.directives,
-            batch.launcher,
+            self.script(site, spec, module),
             f"{self.check_name}/{self.case_name}",
             LOG,
             self.restarts,
@@ -183,9 +181,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             self.patience_seconds,
             priority_in=conf,
         )
-        self.prerun_cmds = list(batch.before)
-        self.executable = batch.program
-        self.postrun_cmds = list(batch.after)
+        self.executable = spec.program[0]  # ReFrame wants one; the script has it
         self.evidence = {
             "check": self.check_name,
             "case": self.case_name,
@@ -340,43 +336,6 @@ def option(setting: str) -> str:
     """`delay_ms=400` as the training program's `--delay-ms=400`; a bare name is a switch."""
     name, sign, value = setting.partition("=")
     return f"--{name.strip('-').replace('_', '-')}{sign}{value}"
-
-
-class Batch(NamedTuple):
-    """The parts of a script.
-
-    `directives` are options of sbatch; then come the lines `before` the launch, the `launcher`
-    with its options, the `program` as bash reads it, and the lines `after`.
-    """
-
-    directives: tuple[str, ...]
-    before: tuple[str, ...]
-    launcher: str
-    program: str
-    after: tuple[str, ...]
-
-
-def take_apart(text: str) -> Batch:
-    """The parts of a script, rendered by hpcdl or put together by ReFrame.
-
-    The launch is the last line that starts with `srun`, with its continuation lines; the
-    launcher's part is what stands before the first break.
-    """
-    lines = text.splitlines()
-    directives = [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH ")]
-    body = [line for line in lines if not line.startswith(("#!", "#SBATCH "))]
-    start = max(index for index, line in enumerate(body) if line.startswith("srun "))
-    end = start
-    while body[end].endswith("\\"):
-        end += 1
-    launch = [line.rstrip("\\").strip() for line in body[start : end + 1]]
-    return Batch(
-        tuple(directives),
-        tuple(body[:start]),
-        launch[0],
-        " ".join(launch[1:]),
-        tuple(body[end + 1 :]),
-    )
 
 
 def rendered(site: Site, spec: JobSpec, module: Module) -> str:

@@ -68,14 +68,12 @@ _UNAVAILABLE_SECONDS, _NODES_SECONDS = 20.0, 5.0
 class JobPlan:
     """What hpcdl's checks know about their job and ReFrame does not.
 
-    `directives` are the options of its script and `launcher` starts its program; `log` takes all
-    output. It may be queued again `restarts` times, wait `patience` seconds for nodes, and run
-    `silence` seconds without a sign of life. `priority_in` is the slurm.conf of a cluster on
-    which its processes go first, '' for none.
+    `script` is its text; `log` takes all output. It may be queued again `restarts` times, wait
+    `patience` seconds for nodes, and run `silence` seconds without a sign of life. `priority_in` is
+    the slurm.conf of a cluster on which its processes go first, '' for none.
     """
 
-    directives: tuple[str, ...]
-    launcher: str
+    script: str
     name: str
     log: str
     restarts: int
@@ -113,6 +111,19 @@ class HpcdlJob(_SlurmJob):
     stdout = property(lambda self: self.plan.log if self.plan else super().stdout)
     stderr = property(lambda self: self.plan.log if self.plan else super().stderr)
 
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Write the script: that of hpcdl where the check brought one, else ReFrame's."""
+        if self.plan is None:
+            super().prepare(*args, **kwargs)
+            return
+        pinned = [f"--nodelist={nodelist_abbrev(self.pin_nodes)}"] if self.pin_nodes else []
+        more = [*pinned, *self.cli_options, *_places(self.plan.name)]
+        head, mark, rest = self.plan.script.rpartition("#SBATCH ")
+        last, _, body = rest.partition("\n")
+        lines = "".join(f"#SBATCH {option}\n" for option in (last, *more))
+        text = f"{head}{lines}{body}" if mark else self.plan.script
+        Path(self.script_filename).write_text(text, encoding="utf-8")
+
     def finished(self) -> bool:
         """Return whether it has ended; raises once why it was given up."""
         done = bool(super().finished())
@@ -131,13 +142,9 @@ class HpcdlSlurm(SlurmJobScheduler):
         return HpcdlJob(*args, **kwargs)
 
     def emit_preamble(self, job: HpcdlJob) -> list[str]:
-        """The #SBATCH lines: those of hpcdl where the check brought them, else ReFrame's."""
-        if job.plan is None:
-            lines: list[str] = super().emit_preamble(job)
-            return [*lines, *(f"#SBATCH {option}" for option in _places(job.name))]
-        pinned = [f"--nodelist={nodelist_abbrev(job.pin_nodes)}"] if job.pin_nodes else []
-        options = (*job.plan.directives, *pinned, *job.cli_options)
-        return [f"#SBATCH {option}" for option in (*options, *_places(job.plan.name))]
+        """The #SBATCH lines of a script of ReFrame's."""
+        lines: list[str] = super().emit_preamble(job)
+        return [*lines, *(f"#SBATCH {option}" for option in _places(job.name))]
 
     def submit(self, job: HpcdlJob) -> None:
         """Queue the job, with an environment that cannot leak into it."""
@@ -230,15 +237,10 @@ class HpcdlSlurm(SlurmJobScheduler):
 
 @register_launcher(LAUNCHER)
 class HpcdlSrun(SrunLauncher):
-    """The launch line of hpcdl; for checks without one, ReFrame's own srun.
-
-    That one ends with its first failing rank, where Slurm's default would hang.
-    """
+    """ReFrame's own srun, which ends with its first failing rank, where Slurm's would hang."""
 
     def command(self, job: HpcdlJob) -> list[str]:
         """The launcher and its options."""
-        if job.plan:
-            return [job.plan.launcher]
         return [*super().command(job), "--kill-on-bad-exit=1"]
 
 
