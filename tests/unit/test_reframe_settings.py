@@ -185,6 +185,6 @@ def test_checks_are_listed_with_tags_and_partitions(tmp_path, hpcdl):
     listed = hpcdl("check", "list", "--site", "pi", "--checks", str(tmp_path / "team.py")).out
     assert [line.split()[0] for line in listed.splitlines()[1:]] == ["mpi", "openmp"]
     own = hpcdl("check", "list", "--site", "pi").out
-    assert re.search(r"allreduce %way=horovod-2x2 +nightly, smoke +.*p100", own)
+    assert re.search(r"allreduce %shape=horovod-2x2 +nightly, smoke +.*p100", own)
     none = hpcdl("check", "list", "--site", "pi", "--checks", "/nowhere.py", code=2).err
     assert "there are no checks at /nowhere.py" in none
