@@ -106,32 +106,14 @@ def references_text(rows: Sequence[Reference]) -> str:
     """References as a table."""
     if not rows:
         return "no references; `hpcdl check references measure` makes them"
-    header = (
-        "check",
-        "partition",
-        "metric",
-        "reference",
-        "bounds",
-        "runs",
-        "spread",
-        "evidence",
-        "source",
-    )
-    each = [
-        [
-            f"{row.check}/{row.case}",
-            row.partition,
-            row.metric,
-            f"{number(row.value)} {row.unit}",
-            bounds_text(*row.bounds),
-            str(row.runs),
-            f"{row.spread:.1%}",
-            row.proof,
-            row.source,
-        ]
-        for row in rows
-    ]
-    return table(each, header)
+    header = ["check", "partition", "metric", "reference", "bounds"]
+    header += ["runs", "spread", "evidence", "source"]
+    cells = []
+    for row in rows:
+        value, bounds = f"{number(row.value)} {row.unit}", bounds_text(*row.bounds)
+        what = [f"{row.check}/{row.case}", row.partition, row.metric, value, bounds]
+        cells.append([*what, str(row.runs), f"{row.spread:.1%}", row.proof, row.source])
+    return table(cells, header)
 
 
 def proposals_text(drafts: Drafts) -> str:

@@ -95,34 +95,17 @@ def view(
     days = [day for day, _ in nights]
     without = {point.time[:10] for point in points if not _finite(point.value)}
     without |= {time[:10] for time in lost}
-    each = [[point.value or 0.0 for point in rows] for _, rows in nights]  # as they were measured
-    several = each if any(len(runs) > 1 for runs in each) else []
-    nodes = [_nodes(rows) for _, rows in nights]
-    usual, start = nightly(each).values, days[:1]
+    columns = _columns(nights)
     values = {
         "unit": series.unit,
-        "start": "".join(start),
-        "day": _offsets(days, start),
-        "value": [*map(rounded, usual)],
-        "low": [rounded(min(runs)) for runs in several],
-        "high": [rounded(max(runs)) for runs in several],
-        "runs": [len(runs) for runs in several],
-        "bad": [
-            index
-            for index, (_, rows) in enumerate(nights)
-            if any(point.status in {Status.FAIL, Status.ERROR} for point in rows)
-        ],
-        "node": nodes,
-        "lost": _offsets(sorted(without - {*days}), start),
-        "bound": _steps(nights, lambda at: [*map(rounded, (at.reference, at.low, at.high))]),
-        "release": _steps(nights, lambda at: at.release),
-        "driver": _steps(nights, lambda at: at.driver),
-        "levels": _levels(usual, analysis, sum(day < since for day in days)),
+        **columns,
+        "lost": _offsets(sorted(without - {*days}), days[:1]),
+        "levels": _levels(columns["value"], analysis, sum(day < since for day in days)),
         "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
     closes = any(not one.of_last_night and one.kind != WARNING for one in findings)
     words = {f"{one.kind} {one.description}" for one in findings}
-    words |= {text for at in measured for text in (at.release, at.driver)} | {*nodes}
+    words |= {text for at in measured for text in (at.release, at.driver)} | {*values["node"]}
     return Figure(
         name,
         series.case or series.check,
@@ -134,6 +117,27 @@ def view(
         " ".join(sorted(words)),
         series,
     )
+
+
+def _columns(nights: Sequence[tuple[str, list[FigurePoint]]]) -> dict[str, Any]:
+    """The nights column by column; `low` and `high` only where a night has several runs."""
+    days = [day for day, _ in nights]
+    each = [[point.value or 0.0 for point in rows] for _, rows in nights]  # as they were measured
+    several = each if any(len(runs) > 1 for runs in each) else []
+    failed = {Status.FAIL, Status.ERROR}
+    return {
+        "start": "".join(days[:1]),
+        "day": _offsets(days, days[:1]),
+        "value": [*map(rounded, nightly(each).values)],
+        "low": [rounded(min(runs)) for runs in several],
+        "high": [rounded(max(runs)) for runs in several],
+        "runs": [len(runs) for runs in several],
+        "bad": [n for n, (_, rows) in enumerate(nights) if failed & {at.status for at in rows}],
+        "node": [_nodes(rows) for _, rows in nights],
+        "bound": _steps(nights, lambda at: [*map(rounded, (at.reference, at.low, at.high))]),
+        "release": _steps(nights, lambda at: at.release),
+        "driver": _steps(nights, lambda at: at.driver),
+    }
 
 
 def spark(figure: Figure) -> str:
@@ -247,7 +251,7 @@ def scaling(views: Iterable[Figure]) -> list[Figure]:
             key = (one.place, one.check, placed[0], one.metric)
             families[key][placed[1]] = view.values["value"][-_RECENT:]
             units[key] = one.unit
-    found = list[Figure]()
+    tables = list[Figure]()
     for key in sorted(families):
         place, check, family, metric = key
         # The first point of a scaling check, one rank of the same night, is a check of its own.
@@ -263,8 +267,8 @@ def scaling(views: Iterable[Figure]) -> list[Figure]:
         }
         title, subtitle = family or check, f"{check} \N{MIDDLE DOT} {describe_metric(metric)}"
         values = {"head": head, "rows": rows}
-        found.append(Figure(f"x{len(found)}", title, subtitle, place, values))
-    return found
+        tables.append(Figure(f"x{len(tables)}", title, subtitle, place, values))
+    return tables
 
 
 def _share(recent: Sequence[float], ideal: float) -> list[Cell]:

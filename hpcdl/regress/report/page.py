@@ -76,17 +76,13 @@ def night_page(
         return first_night(series, points[series][-1].time, rulings, now.date())
 
     watched = sum(bool(series.metric) for series in history.series())
-    each = _views(points, answer, watched, first)
-    shown = sorted(each, key=lambda view: (view.tone != "bad", view.series))
-    rows = rows_of(run["verdicts"])
-    name = str(run.get("run", "")).rpartition("/")[2]
+    shown = sorted(
+        _views(points, answer, watched, first), key=lambda view: (view.tone != "bad", view.series)
+    )
+    name, rows = str(run.get("run", "")).rpartition("/")[2], rows_of(run["verdicts"])
     return _render(
         _sections(points, shown, answer),
-        {
-            f"file-{index}-{kind}": {"text": content.text}
-            for index, attached in enumerate(files)
-            for kind, content in attached.items()
-        },
+        files,
         title=f"{site}: {answer.headline}",
         site=site,
         run=name,
@@ -99,7 +95,6 @@ def night_page(
         links={_case(view.series): view.id for view in reversed(shown)},
         sparks={(*_case(view.series), view.series.metric): figures.spark(view) for view in shown},
         verdicts=headline(run["verdicts"]),
-        files=files,
         partitions=sorted({row["partition"] for row in rows} | {one.series.place for one in shown}),
     )
 
@@ -129,8 +124,8 @@ def _views(
 
 def _sections(
     points: Mapping[Series, list[FigurePoint]], shown: Sequence[Figure], answer: GateAnswer
-) -> list[dict[str, Any]]:
-    """Headings with their figures, `empty` where there is none."""
+) -> dict[str, Sequence[Figure]]:
+    """The figures of each section of the page."""
     slow = [one for one in (*answer.findings, *answer.warnings) if one.kind == SLOW_NODE]
     maps = [
         figures.nodes_of(
@@ -141,33 +136,8 @@ def _sections(
         )
         for index, partition in enumerate(sorted({series.partition for series in points}))
     ]
-    return [
-        {
-            "name": "time",
-            "heading": "Over time",
-            "text": "Each dot is a night. The line is the level between changes, the band around "
-            "it two standard deviations; grey lines are bounds, a dashed one is the reference.",
-            "figures": shown,
-            "empty": "There is no history yet: each `hpcdl check run` adds a night.",
-        },
-        {
-            "name": "scaling",
-            "heading": "Scaling",
-            "text": "The same training on more ranks, "
-            "beside the smallest layout's rate times the ranks.",
-            "figures": figures.scaling(shown),
-            "empty": "No training ran on more than one number of ranks.",
-        },
-        {
-            "name": "nodes",
-            "heading": "Nodes",
-            "text": "Each cell is a node on a night, against "
-            "the median of all nodes of that night.",
-            "figures": [one for one in maps if one],
-            "empty": "No check ran on single nodes: `hpcdl check run --tag node --distribute` "
-            "measures each.",
-        },
-    ]
+    drawn = [one for one in maps if one]
+    return {"time": shown, "scaling": figures.scaling(shown), "nodes": drawn}
 
 
 def _as_rates(unit: str, points: Sequence[FigurePoint]) -> Sequence[FigurePoint]:
@@ -209,7 +179,9 @@ def _attention(
 
 
 def _render(
-    sections: Sequence[Mapping[str, Any]], blocks: Mapping[str, object], **values: object
+    sections: Mapping[str, Sequence[Figure]],
+    files: Sequence[Mapping[str, Attached]],
+    **values: object,
 ) -> str:
     place = folder("templates") / "report"
     environment = templates(
@@ -225,10 +197,12 @@ def _render(
     )
     style = "".join((place / name).read_text(encoding="utf-8") for name in _STYLES)
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    drawn = [one for section in sections for one in section["figures"] if one.kind == "time"]
-    data = {**{one.id: one.values for one in drawn}, **blocks}
+    data: dict[str, object] = {figure.id: figure.values for figure in sections["time"]}
+    for index, attached in enumerate(files):
+        data |= {f"file-{index}-{kind}": {"text": file.text} for kind, file in attached.items()}
     return environment.get_template("night.html.j2").render(
         sections=sections,
+        files=files,
         blocks={name: embedded_json(value) for name, value in data.items()},
         style=style,
         script=script,
@@ -294,15 +268,13 @@ def when(run: str) -> str:
 
 def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
     """The night in a sentence."""
-    total = len(verdicts)
-    bad = sum(not verdict["ok"] for verdict in verdicts)
+    total, bad = len(verdicts), sum(not verdict["ok"] for verdict in verdicts)
     if not total:
         return "No check ran"
-    if not bad:
-        return "The check passes" if total == 1 else f"All {total} checks pass"
     if total == 1:
-        return "The check does not pass"
-    return f"{bad} of {total} checks {'does' if bad == 1 else 'do'} not pass"
+        return "The check does not pass" if bad else "The check passes"
+    does = "does" if bad == 1 else "do"
+    return f"{bad} of {total} checks {does} not pass" if bad else f"All {total} checks pass"
 
 
 def change_text(value: float | None, reference: float | None) -> str:
