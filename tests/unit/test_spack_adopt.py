@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.site import StackRequest
+from hpcdl.stack.resolve import find_request
 from hpcdl.stack.spack_backend import adopt
-from hpcdl.stack.spack_backend.adopt import plan_adoption
+from hpcdl.stack.spack_backend.adopt import Adoption, plan_adoption
 from hpcdl.stack.spack_backend.tool import Spack, read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
@@ -30,16 +31,16 @@ def copied(tmp_path):
 def test_a_lock_file_tells_what_the_release_is():
     lock = read_lock(ENVIRONMENTS / "p100")
     assert (lock.archs, lock.target) == (("60",), "x86_64_v3")
-    assert lock.module == "tensorflow/2.20.0-cuda12.6-sm60"
-    assert lock.versions()["mpi"].startswith("Open MPI 5.0")
-    needs = lock.needs()
-    assert needs["compute"] == ["6.0"]
-    assert needs["driver"] == {"from": "525.60.13", "branch": 580}
-    assert "avx2" in needs["cpu_flags"]
+    release = Adoption(shipped("pi"), find_request(shipped("pi")), ("p100",), lock, "0").expected()
+    assert release.module == "tensorflow/2.20.0-cuda12.6-sm60"
+    assert release.versions["mpi"].startswith("Open MPI 5.0")
+    assert release.needs["compute"] == ["6.0"]
+    assert release.needs["driver"] == {"from": "525.60.13", "branch": 580}
+    assert "avx2" in release.needs["cpu_flags"]
     run = {lock.specs[one]["name"] for one in lock.to_run}
     assert {"cuda", "py-numpy", "py-six"} <= run
     assert "bazel" in {spec["name"] for spec in lock.specs.values()} - run
-    assert read_lock(ENVIRONMENTS / "k80").module == "tensorflow/2.14.1-cuda11.8-sm35-sm37"
+    assert read_lock(ENVIRONMENTS / "k80").variant == "cuda11.8-sm35-sm37"
 
 
 def test_the_name_changes_with_what_the_roots_are_and_whom_it_serves():
@@ -64,8 +65,8 @@ def test_with_wheels_for_gpus_cuda_is_the_wheels_not_nvccs(tmp_path):
     (tmp_path / "spack.lock").write_text(json.dumps({"roots": roots, "concrete_specs": specs}))
     lock = read_lock(tmp_path)
     assert (lock.wheels, lock.target) == (True, "zen3")
-    assert (lock.versions()["cuda"], lock.versions()["nccl"]) == ("12.9.1", "2.32.3")
-    assert lock.module == "tensorflow/2.21.0-cuda12.9-sm60-sm70"
+    assert (lock.components["cuda"], lock.components["nccl"]) == ("12.9.1", "2.32.3")
+    assert lock.variant == "cuda12.9-sm60-sm70"
 
 
 _ZLIB = (

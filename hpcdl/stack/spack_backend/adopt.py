@@ -28,9 +28,9 @@ from hpcdl.stack import wheelhouse
 from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.release import Release, ReleasePlan, read_release
 from hpcdl.stack.resolve import Resolver, find_request
-from hpcdl.stack.resolve_facts import gpus_of, serves, wheel_sets
+from hpcdl.stack.resolve_facts import serves, wheel_sets
 from hpcdl.stack.spack_backend import tool
-from hpcdl.stack.spack_backend.tool import Lock, Spack, read_lock
+from hpcdl.stack.spack_backend.tool import Lock, Spack, read_lock, release_of
 from hpcdl.stack.tree import (
     add_startup,
     build_slot,
@@ -46,7 +46,6 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder, scratch_directory
 from hpcdl.system.run import CommandFailed, run
-from hpcdl.system.text import utc_now
 from hpcdl.system.trust import require_known_owners
 
 
@@ -97,21 +96,18 @@ class Adoption(ReleasePlan):
 
     def expected(self, packages: Sequence[Built] = ()) -> Release:
         """The release as it is recorded, once its packages are known."""
-        cpu_wheels = self.lock.wheels and not self.lock.archs
-        return Release(
-            id=self.release_id,
-            stack=self.request.name,
-            backend="spack-wheels" if self.lock.wheels else "spack",
-            root=self.root,
-            module=self.lock.module,
-            versions=self.lock.versions(),
-            partitions=self.partitions,
+        lock = self.lock
+        return release_of(
+            self,
+            self.release_id,
+            lock.components,
+            lock.archs,
+            lock.target,
+            wheels=lock.wheels,
             # The gate will show whether it runs; these very wheels have run elsewhere.
-            proof="run" if cpu_wheels else "compiled",
-            created=utc_now(),
+            proof="run" if lock.wheels and not lock.archs else "compiled",
             hpcdl=f"{__version__}+{self.own}",
-            needs=self.lock.needs(gpus_of(self.site, self.partitions)),
-            lock=tuple(lock_entries(packages, self.lock.to_run, cuda=bool(self.lock.archs))),
+            lock=tuple(lock_entries(packages, lock.to_run, cuda=bool(lock.archs))),
         )
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
-from hpcdl.stack.release import MODULE, variant_of
+from hpcdl.stack.release import variant_of
 from hpcdl.stack.resolve import Resolver, allowed, computes_of
 from hpcdl.stack.resolve_facts import known, serves, wheel_sets
 from hpcdl.stack.resolve_solver import Range, sort_key
@@ -65,11 +65,6 @@ class SpackEnvironment:
     def variant(self) -> str:
         """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
         return variant_of(self.archs, self.versions.get("cuda", ""))
-
-    @property
-    def module(self) -> str:
-        """The full name of its release's module."""
-        return f"{MODULE}/{self.versions['tensorflow']}-{self.variant}"
 
     @property
     def specs(self) -> tuple[str, ...]:
@@ -282,8 +277,6 @@ def concretize(
 def differences(wanted: SpackEnvironment, lock: Lock) -> tuple[str, ...]:
     """Where a lock file's versions are not the resolution's: `nccl: 2.29.3, not 2.29.7`."""
     locked = lock.components
-    if wanted.wheels:
-        locked.pop("cuda", None)  # of nvcc: the libraries are in the wheels
     slurms = any("external" in spec for spec in lock.specs.values() if spec["name"] == "pmix")
     if "pmix" not in wanted.pinned and slurms:
         locked.pop("pmix", None)  # Slurm's, whatever it is

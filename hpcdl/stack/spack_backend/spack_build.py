@@ -26,8 +26,7 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.release import Release, ReleasePlan, digest, read_release, releases_folder
-from hpcdl.stack.resolve_facts import gpus_of, needs_of
+from hpcdl.stack.release import Release, ReleasePlan, digest, read_release
 from hpcdl.stack.spack_backend import environment as solver
 from hpcdl.stack.spack_backend import tool
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt
@@ -130,28 +129,18 @@ class SpackPlan(ReleasePlan):
 
     def expected(self) -> Release:
         """The release as it will be recorded, its id perhaps unknown, before anything is built."""
-        site, request, wanted = self.site, self.request, self.environment
-        name = self.release_id or f"{request.name}-{wanted.versions['tensorflow']}"
-        locked_ones = tool.read_lock(self.lock.parent).components if self.lock else {}
-        target = site.partition((self.partitions or tuple(site.partitions))[0]).target
-        return Release(
-            id=name,
-            stack=request.name,
-            backend=request.backend,
-            root=releases_folder(site) / name,
-            module=wanted.module,
-            versions=tool.release_versions({**wanted.versions, **locked_ones}),
-            partitions=self.partitions,
+        if self.lock:
+            return self.adoption().expected()
+        wanted = self.environment
+        return tool.release_of(
+            self,
+            f"{self.request.name}-{wanted.versions['tensorflow']}",
+            wanted.versions,
+            wanted.archs,
+            self.site.partition((self.partitions or tuple(self.site.partitions))[0]).target,
+            wheels=wanted.wheels,
             proof=wanted.proof,
-            created="",
             hpcdl=f"{__version__}+{self.own}",
-            needs=needs_of(
-                wanted.archs,
-                wanted.versions.get("cuda", ""),
-                target,
-                gpus_of(site, self.partitions),
-                wheels=wanted.wheels,
-            ),
             lock=(),
         )
 

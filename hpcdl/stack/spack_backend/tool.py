@@ -14,19 +14,27 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__, facts
-from hpcdl.site import Gpu
-from hpcdl.stack.release import MODULE, SCHEMA, digest, variant_of
-from hpcdl.stack.resolve_facts import needs_of, wheel_sets
+from hpcdl.stack.release import (
+    MODULE,
+    SCHEMA,
+    Release,
+    ReleasePlan,
+    digest,
+    releases_folder,
+    variant_of,
+)
+from hpcdl.stack.resolve_facts import gpus_of, needs_of, wheel_sets
 from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import lock_holder, write_atomic
 from hpcdl.system.run import CommandResult, run
+from hpcdl.system.text import utc_now
 
 # A shell with an active environment: `spack find` would list that one's packages alone.
 _ACTIVE = frozenset({"SPACK_ENV", "SPACK_ENV_VIEW"})
@@ -159,7 +167,15 @@ class Lock:
         book = facts.load("spack")
         names = {package: name for key in _RECIPES for name, package in book[key].items()}
         specs = self.specs.values()
-        return {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
+        found = {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
+        if not self.archs:
+            found.pop("cuda", None)  # nvcc may be there for something else
+        if self.wheels:
+            rows = wheel_sets(self.tensorflow["name"]).get(self.tensorflow["version"], {})
+            # CUDA's libraries are in the wheels, of another release than the nvcc.
+            found |= rows.get("versions", {}) if self.archs else {}
+            found |= {"keras": rows["others"]["keras"]["version"]} if rows else {}
+        return found
 
     @property
     def tensorflow(self) -> Mapping[str, Any]:
@@ -196,37 +212,10 @@ class Lock:
         """The package repositories that its recipes come from."""
         return {str(spec["namespace"]) for spec in self.specs.values()}
 
-    def versions(self) -> dict[str, str]:
-        """The components that a person asks for, by name."""
-        return release_versions(self._components())
-
-    def _components(self) -> dict[str, str]:
-        components = self.components
-        if not self.archs:
-            components.pop("cuda", None)  # nvcc may be there for something else
-        elif self.wheels:
-            # CUDA's libraries are in the wheels, of another release than the nvcc.
-            rows = wheel_sets(self.tensorflow["name"])
-            components |= rows.get(self.tensorflow["version"], {}).get("versions", {})
-        if self.wheels:
-            listed = wheel_sets(self.tensorflow["name"]).get(self.tensorflow["version"], {})
-            components |= {"keras": listed["others"]["keras"]["version"]} if listed else {}
-        return components
-
     @property
     def variant(self) -> str:
         """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
-        return variant_of(self.archs, self._components().get("cuda", ""))
-
-    @property
-    def module(self) -> str:
-        """The full name of the release's module."""
-        return f"{MODULE}/{self.tensorflow['version']}-{self.variant}"
-
-    def needs(self, gpus: Iterable[Gpu] = ()) -> dict[str, Any]:
-        """Return what the module's guard requires; `gpus` are those of the site's partitions."""
-        cuda = self._components().get("cuda", "")
-        return needs_of(self.archs, cuda, self.target, gpus, wheels=self.wheels)
+        return variant_of(self.archs, self.components.get("cuda", ""))
 
     def release_id(self, stack: str, partitions: tuple[str, ...], own: str) -> str:
         """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
@@ -235,10 +224,34 @@ class Lock:
         return f"{stack}-{self.tensorflow['version']}-{self.variant}-{key}"
 
 
-def release_versions(found: Mapping[str, str]) -> dict[str, str]:
-    """The versions that a person asks for, of those of the components."""
-    mpi = f"Open MPI {found['openmpi']}" if "openmpi" in found else "MPI"
-    return {**found, "hpcdl": __version__, "mpi": mpi}
+def release_of(
+    plan: ReleasePlan,
+    release_id: str,
+    components: Mapping[str, str],
+    archs: tuple[str, ...],
+    target: str,
+    *,
+    wheels: bool,
+    **more: Any,
+) -> Release:
+    """The release of a stack by Spack, as it is wanted or as it is locked: `components` by name.
+
+    `archs` are Spack's cuda_arch values, `target` is the microarchitecture.
+    """
+    cuda = components.get("cuda", "")
+    mpi = f"Open MPI {components['openmpi']}" if "openmpi" in components else "MPI"
+    return Release(
+        id=release_id,
+        stack=plan.request.name,
+        backend="spack-wheels" if wheels else "spack",
+        root=releases_folder(plan.site) / release_id,
+        module=f"{MODULE}/{components['tensorflow']}-{variant_of(archs, cuda)}",
+        versions={**components, "hpcdl": __version__, "mpi": mpi},
+        partitions=plan.partitions,
+        created=utc_now(),
+        needs=needs_of(archs, cuda, target, gpus_of(plan.site, plan.partitions), wheels=wheels),
+        **more,
+    )
 
 
 def read_lock(environment: Path) -> Lock:
