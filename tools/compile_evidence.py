@@ -28,7 +28,7 @@ import yaml
 from hpcdl import facts
 from hpcdl.stack import horovod
 from hpcdl.stack.linked import read_device_code
-from hpcdl.stack.wheelhouse import running_interpreter
+from hpcdl.stack.recipe import running_interpreter
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 

@@ -21,14 +21,27 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack import horovod, tree, wheelhouse
+from hpcdl.stack import horovod, tree
 from hpcdl.stack.linked import prefer_own_libraries
 from hpcdl.stack.modules import SITE_FILE
+from hpcdl.stack.recipe import (
+    INDEX,
+    Interpreter,
+    Recipe,
+    Say,
+    interpreter,
+    lock_file,
+    lock_wheels,
+    new_log,
+    own_digest,
+    own_wheel,
+    read_wheels,
+    recipe_of,
+)
 from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, digest, read_release, releases_folder
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.tree import build_slot, new_tree, record_release, require_space, sha256
-from hpcdl.stack.wheelhouse import Interpreter, Recipe, Say, Wheelhouse, interpreter, recipe_of
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.system.run import module_argv, run
@@ -47,7 +60,7 @@ class BuildPlan(ReleasePlan):
     python: Interpreter
     mpi: str
     own: str
-    wheelhouse: Wheelhouse | None
+    lock: Path | None
     compilers: horovod.Toolchain | None = None
     modules: tuple[Mapping[str, str], ...] = ()
     """Loaded modules that the MPI comes from: the release's module loads them too."""
@@ -55,11 +68,11 @@ class BuildPlan(ReleasePlan):
     @property
     def release_id(self) -> str | None:
         """Content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
-        if self.wheelhouse is None or (self.needs_compilers and self.compilers is None):
+        if self.lock is None or (self.needs_compilers and self.compilers is None):
             return None
         key = digest(
             SCHEMA,
-            self.wheelhouse.lock(),
+            read_wheels(self.lock),
             self.horovod_key,
             self.python.version,
             self.own,
@@ -97,7 +110,7 @@ class BuildPlan(ReleasePlan):
     def remaining(self) -> list[str]:
         """Return the steps of a release that does not exist yet."""
         recipe, steps = self.recipe, []
-        if self.wheelhouse is None:
+        if self.lock is None:
             steps = [
                 f"fetch {recipe.package} {recipe.tensorflow} and what it needs (about "
                 f"{recipe.fetch_gb:.1f} GB)"
@@ -122,14 +135,9 @@ class BuildPlan(ReleasePlan):
         """
         if self.needs_compilers:
             self.toolchain()
-        recipe, house = self.recipe, self.wheelhouse
-        needs = {releases_folder(self.site): recipe.tree_gb}
-        if house is not None:
-            wheels = [house.folder / wheel.file for wheel in house.wheels]
-            needs = {releases_folder(self.site): tree.unpacked_gb(wheels)}
-        else:  # uv unpacks them to copy them
-            unpacked = recipe.tree_gb if tree.find_uv() else 0.0
-            needs = {wheelhouse.wheels_cache(): recipe.fetch_gb + unpacked, **needs}
+        needs = {releases_folder(self.site): self.recipe.tree_gb}
+        if self.lock is None:  # uv keeps what it unpacks
+            needs = {cache("uv"): self.recipe.tree_gb, **needs}
         require_space(needs, only_look=only_look)
 
     def details(self) -> dict[str, Any]:
@@ -160,7 +168,7 @@ class BuildPlan(ReleasePlan):
             created="",
             hpcdl=f"{__version__}+{self.own}",
             needs={**recipe.needs, **({"modules": list(self.modules)} if self.modules else {})},
-            lock=tuple(self.wheelhouse.lock()) if self.wheelhouse else (),
+            lock=tuple(read_wheels(self.lock)) if self.lock else (),
             environment={
                 key: text.format(packages=packages) for key, text in recipe.environment.items()
             },
@@ -175,9 +183,9 @@ class BuildPlan(ReleasePlan):
             **({"mpi": self.mpi} if self.mpi else {}),
             "hpcdl": __version__,
         }
-        for wheel in self.wheelhouse.wheels if self.wheelhouse else ():
-            if wheel.name in {"keras", "numpy", "scikit-learn"}:
-                versions[wheel.name] = wheel.version
+        for wheel in read_wheels(self.lock) if self.lock else ():
+            if wheel["name"] in {"keras", "numpy", "scikit-learn"}:
+                versions[wheel["name"]] = wheel["version"]
         return MappingProxyType(versions)
 
 
@@ -194,12 +202,13 @@ def plan_wheels(
     python = interpreter(recipe.python)
     mpi = horovod.mpi_version() if request.horovod else ""
     behind = tuple(horovod.modules_behind("mpirun")) if request.horovod else ()
-    house = wheelhouse.find_wheelhouse(recipe, python)
-    own, compilers = wheelhouse.own_digest(), None
+    own, compilers = own_digest(), None
+    lock = lock_file(recipe, python)
     if recipe.horovod is not None:
         with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
             compilers = horovod.find_toolchain(site, request, recipe)
-    return BuildPlan(site, request, served, recipe, python, mpi, own, house, compilers, behind)
+    locked = lock if lock.is_file() else None
+    return BuildPlan(site, request, served, recipe, python, mpi, own, locked, compilers, behind)
 
 
 def build(plan: BuildPlan, say: Say) -> Release:
@@ -210,9 +219,9 @@ def build(plan: BuildPlan, say: Say) -> Release:
         MissingPrerequisite: no space left, no permission, no compiler, another build at work.
     """
     plan.require_ready()
-    house = plan.wheelhouse or wheelhouse.fetch(plan.recipe, plan.python, say)
-    own, wheel = wheelhouse.own_wheel()
-    return _build(replace(plan, wheelhouse=house, own=own), wheel, say)
+    lock = plan.lock or lock_wheels(plan.recipe, plan.python, say)
+    own, wheel = own_wheel()
+    return _build(replace(plan, lock=lock, own=own), wheel, say)
 
 
 def _build(plan: BuildPlan, own: Path, say: Say) -> Release:
@@ -232,24 +241,20 @@ def _build(plan: BuildPlan, own: Path, say: Say) -> Release:
 
 def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     """Make the tree of a release with hpcdl's `own` wheel; returns Horovod's, None without it."""
-    house, recipe = plan.wheelhouse, plan.recipe
-    assert house is not None
-    stack, log = root / "stack", wheelhouse.new_log(root.name)
-    say("checking the wheels against their lock")
-    wheels = house.paths()
-    require_space({root: tree.unpacked_gb(wheels)})
-    say(f"installing {len(wheels)} wheels in {stack}")
+    recipe, lock = plan.recipe, plan.lock
+    assert lock is not None
+    stack, log = root / "stack", new_log(root.name)
+    say(f"installing {len(read_wheels(lock))} wheels in {stack}; uv fetches what its cache lacks")
     run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
-    pip = next(path for path in wheels if path.name.startswith("pip-"))
-    tree.install(python, wheels, pip, log)
+    tree.install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX)
     made = plan.horovod_wheel
     if plan.needs_compilers:
         tools = plan.toolchain()
         made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, tools, say)
     added = [*([made] if made else ()), own]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
-    tree.install(python, added, pip, log)
+    tree.install(python, log, *added)
     for name in recipe.horovod.leave_out if recipe.horovod else ():
         (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
@@ -259,7 +264,7 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
     tree.add_startup(stack)
     say("compiling bytecode, setting permissions")
-    store = cache("compiled") / f"{house.folder.name}-{plan.horovod_key}-{digest(house.lock())}"
+    store = cache("compiled") / f"{lock.parent.name}-{plan.horovod_key}-{digest(read_wheels(lock))}"
     tree.compile_bytecode(python, packages, store, log)
     tree.open_to_readers(root)
     return made

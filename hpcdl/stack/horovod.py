@@ -26,28 +26,31 @@ import re
 import shlex
 import shutil
 import tarfile
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack import wheelhouse
-from hpcdl.stack.release import MODULE, digest
-from hpcdl.stack.resolve_facts import known, sentence
-from hpcdl.stack.resolve_solver import Rule
-from hpcdl.stack.wheelhouse import (
+from hpcdl.stack.recipe import (
+    INDEX,
+    MACHINE,
     HorovodRecipe,
     Interpreter,
     Recipe,
     Say,
     SourceEdit,
-    pip_download,
-    tools,
+    is_recorded,
+    new_log,
+    record_digest,
+    require_as_built,
     wheels_cache,
 )
+from hpcdl.stack.release import MODULE, digest
+from hpcdl.stack.resolve_facts import known, sentence
+from hpcdl.stack.resolve_solver import Rule
+from hpcdl.stack.tree import install
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.packages import find_program
@@ -111,7 +114,7 @@ def modules_behind(program: str) -> list[dict[str, str]]:
 
 def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain) -> Path:
     """Return the path of a recipe's wheel by these compilers, whether or not it exists."""
-    return wheelhouse.wheels_cache() / f"{_name(recipe, python, mpi)}-{digest(str(tools))}"
+    return wheels_cache() / f"{_name(recipe, python, mpi)}-{digest(str(tools))}"
 
 
 def _name(recipe: Recipe, python: Interpreter, mpi: str) -> str:
@@ -128,10 +131,10 @@ def find_horovod(
 
     See `require_as_built`.
     """
-    folders = wheelhouse.wheels_cache().glob(f"{_name(recipe, python, mpi)}*/horovod-*.whl")
-    for wheel in sorted(filter(wheelhouse.is_recorded, folders)):
+    folders = wheels_cache().glob(f"{_name(recipe, python, mpi)}*/horovod-*.whl")
+    for wheel in sorted(filter(is_recorded, folders)):
         if tools is None or built_with(wheel) == str(tools):
-            return wheelhouse.require_as_built(wheel)
+            return require_as_built(wheel)
     return None
 
 
@@ -152,7 +155,7 @@ def build_horovod(
     assert recipe.horovod is not None
     packages = environment / "lib" / f"python{python.minor}" / "site-packages"
     folder = horovod_folder(recipe, python, mpi, tools)
-    with shared_lock(wheelhouse.wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
+    with shared_lock(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
         if find_horovod(recipe, python, mpi, tools) is None:
             with made_aside(folder, folder.name) as partial:
                 env = tools.environment()
@@ -162,7 +165,7 @@ def build_horovod(
                 _build(recipe.horovod, environment / "bin", packages, partial, (tools, env), say)
                 with explain_os_errors(partial):
                     write_atomic(partial / _COMPILERS, f"{tools}\n")
-                    wheelhouse.record_digest(next(partial.glob("horovod-*.whl")))
+                    record_digest(next(partial.glob("horovod-*.whl")))
                     shutil.rmtree(partial / "sources")
     wheel = find_horovod(recipe, python, mpi, tools)
     assert wheel is not None
@@ -177,7 +180,7 @@ def _build(
     compilers: tuple[Toolchain, Mapping[str, str]],
     say: Say,
 ) -> None:
-    log = wheelhouse.new_log("horovod")
+    log = new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
     sdist = fetch_sdist(recipe, programs / "python", folder, say)
     say(f"building Horovod {recipe.version} with {compilers[0]} (minutes, once; log: {log})")
@@ -246,13 +249,20 @@ def first_complaint(log: Path) -> str:
 def fetch_sdist(recipe: HorovodRecipe, python: Path, folder: Path, say: Say) -> Path:
     """The sdist, fetched by pip, which compares its digest before it runs anything of it."""
     say(f"fetching Horovod {recipe.version}'s sources")
-    _download_hashed(
-        python,
-        folder,
-        [f"horovod=={recipe.version} --hash=sha256:{recipe.sha256}"],
-        "--no-build-isolation",
-        wheels=False,
+    wanted = folder / "wanted.txt"
+    write_atomic(wanted, f"horovod=={recipe.version} --hash=sha256:{recipe.sha256}\n")
+    options = (
+        "--disable-pip-version-check --no-input --no-color download --no-binary :all: --no-deps"
     )
+    words = ("--no-build-isolation", "--require-hashes", "--dest", folder, "--requirement", wanted)
+    run(
+        [*module_argv(python, "pip"), *options.split(), *words],
+        log=new_log("fetch"),
+        timeout=_FETCH_SECONDS,
+        hint=f"{INDEX}; where the hashes differ, that one serves something else",
+        tied=True,
+    )
+    wanted.unlink()
     return folder / recipe.sdist
 
 
@@ -359,8 +369,8 @@ def _device_compilers(kind: str, stack: StackRequest, recipe: Recipe) -> list[To
     refused: list[str] = []
     paths = clangs() if stack.cuda_home is None else [_named_nvcc(stack.name, stack.cuda_home)]
     fits = list(fitting(paths, kind, computes, cuda, refused))
-    if kind == "clang" and platform.machine() != wheelhouse.MACHINE:
-        what = f"NVIDIA's wheels are locked for {wheelhouse.MACHINE} only"
+    if kind == "clang" and platform.machine() != MACHINE:
+        what = f"NVIDIA's wheels are locked for {MACHINE} only"
         refused, fits = [f"{one}: {what}" for one in fits], []
     if fits:
         return fits
@@ -533,59 +543,32 @@ def cuda_tree(cuda: str, python: Interpreter, say: Say) -> Path:
         if not folder.is_dir():
             say(f"fetching NVIDIA's wheels of CUDA {cuda} to compile with (about 0.2 GB, once)")
             with made_aside(folder, f"cuda-{cuda}-*") as partial:
-                fetched = partial / "fetched"
-                _download(cuda, python, fetched, say)
+                wanted, fetched = partial / "wanted.txt", partial / "fetched"
+                lines = (
+                    " ".join((name, *(f"--hash=sha256:{one}" for one in digests.values())))
+                    for name, digests in cuda_wheels(cuda).items()
+                )
+                write_atomic(wanted, "".join(f"{line}\n" for line in lines))
+                words = ("--target", fetched, "--require-hashes", "--requirement", wanted)
+                install(python.path, new_log("cuda"), *words, hint=INDEX)
                 with explain_os_errors(partial):
-                    _lay_out(sorted(fetched.glob("*.whl")), partial)
-                    for path in sorted(fetched.iterdir(), reverse=True):
-                        path.unlink()
-                    fetched.rmdir()
+                    _lay_out(fetched, partial)
     require_private(folder)  # what is in it is executed
     os.utime(folder)  # `hpcdl clean` goes by the last use
     return folder
 
 
-def _download(cuda: str, python: Interpreter, target: Path, say: Say) -> None:
-    lines = [
-        " ".join((name, *(f"--hash=sha256:{one}" for one in digests.values())))
-        for name, digests in cuda_wheels(cuda).items()
-    ]
-    _download_hashed(tools(python, say) / "bin" / "python", target, lines, wheels=True)
-
-
-def _download_hashed(
-    python: Path, target: Path, lines: Sequence[str], *words: str, wheels: bool
-) -> None:
-    """Let pip fetch what `lines` require by their hashes, and nothing else."""
-    wanted = target / "wanted.txt"
-    write_atomic(wanted, "".join(f"{line}\n" for line in lines))
-    hashed = ("--no-deps", "--require-hashes", "--requirement", wanted)
-    pip_download(python, target, *words, *hashed, wheels=wheels)
-    wanted.unlink()
-
-
-def _lay_out(wheels: Sequence[Path], tree: Path) -> None:
-    """Unpack wheels, whose digests pip has compared, into the directories of a CUDA tree."""
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            for member, place in _places(archive.namelist()):
-                target = tree / place
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(archive.read(member))
-                if target.parent.name in {"bin", "libexec"}:
-                    target.chmod(0o755)
+def _lay_out(fetched: Path, tree: Path) -> None:
+    """Move NVIDIA's wheels, as they are installed, into the directories of a CUDA tree."""
+    for part in sorted(fetched.glob("nvidia/*")):
+        for name, place in _PLACES.items():
+            if (part / name).is_dir() and part.name != "cu13":  # of CUDA 13 only fatbinary
+                shutil.copytree(part / name, tree / place, dirs_exist_ok=True)
+    (tree / "libexec").mkdir()
+    shutil.copyfile(fetched / _FATBINARY, tree / "libexec" / "fatbinary")
+    shutil.rmtree(fetched)
+    write_atomic(tree / "bin" / "fatbinary", _TRANSLATOR)
+    for program in (*(tree / "bin").iterdir(), tree / "libexec" / "fatbinary"):
+        program.chmod(0o755)
     for library in sorted((tree / "lib64").glob("lib*.so.*")):
         library.with_name(f"{library.name.partition('.so')[0]}.so").symlink_to(library.name)
-    program = tree / "bin" / "fatbinary"
-    program.write_text(_TRANSLATOR, encoding="utf-8")
-    program.chmod(0o755)
-
-
-def _places(names: Sequence[str]) -> Iterator[tuple[str, Path]]:
-    """Yield a wheel's files for the tree and their places; of CUDA 13 only fatbinary."""
-    for name in names:
-        parts = PurePosixPath(name).parts
-        if name == _FATBINARY:
-            yield name, Path("libexec", "fatbinary")
-        elif len(parts) > 3 and parts[2] in _PLACES and parts[1] != "cu13" and name[-1] != "/":
-            yield name, Path(_PLACES[parts[2]], *parts[3:])

@@ -89,7 +89,9 @@ def components(release: Release) -> tuple[BomComponent, ...]:
         if not words and name in installed:
             words = licence_words(installed[name].metadata)
         purl, licence = purl_of(entry), licence_of(words)
-        packages[purl] = BomComponent(name, entry["version"], entry.get("sha256"), purl, licence)
+        digest = entry.get("sha256", "")
+        known = digest if digest and " " not in digest else None  # one of several wheels
+        packages[purl] = BomComponent(name, entry["version"], known, purl, licence)
     return tuple(packages.values())
 
 

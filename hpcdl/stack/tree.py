@@ -4,11 +4,11 @@ A tree is made at its final place, because virtual environments do not move, and
 until release.json is in it. Where the work on it fails it is removed; what a killed build leaves
 is told by its name and by what it lacks.
 
-uv copies files from its cache (which shares their blocks where the file system can: XFS, Btrfs);
-without uv, pip runs out of its own wheel. Nothing is hard-linked: a `chown` or `chmod` of one tree
-would reach every other tree, and the cache. Bytecode is compiled once per set of wheels and copied
-into later trees: readers of a release cannot write it, and without it TensorFlow takes twice as
-long to import. It is marked as never to be checked against the sources, for these never change.
+uv copies files from its cache (which shares their blocks where the file system can: XFS, Btrfs).
+Nothing is hard-linked: a `chown` or `chmod` of one tree would reach every other, and the cache.
+Bytecode is compiled once per set of wheels and copied into later trees: readers of a release cannot
+write it, and without it TensorFlow takes twice as long to import. It is marked as never to be
+checked against the sources, for these never change.
 
 Everybody may read a release, and nobody but its owner and root may write it: a file that others
 may write is a way into every job that loads the module; one that users cannot read fails in theirs
@@ -23,14 +23,15 @@ program cannot set) differ from those at the last full check, whose digest is in
 
 from __future__ import annotations
 
+import configparser
 import hashlib
 import json
 import os
 import re
 import shutil
 import stat
+import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -49,8 +50,8 @@ from hpcdl.system.files import (
     write_atomic,
     write_json,
 )
-from hpcdl.system.resources import cache, folder
-from hpcdl.system.run import module_argv, run
+from hpcdl.system.resources import cache, folder, to_install
+from hpcdl.system.run import CommandResult, module_argv, run
 from hpcdl.system.trust import require_private
 
 TRASH = ".trash-"
@@ -62,7 +63,15 @@ _ENTER = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
 _FREE = (
     "`hpcdl stack gc` removes releases that nothing uses; HPCDL_CACHE says where wheels are kept"
 )
-_SPARE_BYTES = 400_000_000
+_PIP = {
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "trusted-host": "--allow-insecure-host",
+    "no-index": "",
+    "cert": "",
+}
+"""Options of pip, and those of uv for the same; empty for those that differ in form."""
 _ROOT = 0
 _BELONGS = "belongs to user"
 _WRITE_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -130,22 +139,65 @@ def find_uv() -> str | None:
     return shutil.which("uv")
 
 
-def install(python: Path, wheels: Sequence[Path], pip_wheel: Path, log: Path) -> None:
-    """Install exactly these wheels into the environment of `python`; nothing is fetched."""
-    uv = find_uv()
-    if uv is not None:
-        words = "pip install --offline --no-progress --link-mode copy --python"
-        argv: list[str | Path] = [uv, *words.split(), python]
-    else:
-        words = "--disable-pip-version-check install --no-compile --no-cache-dir"
-        argv = [python, pip_wheel / "pip", *words.split()]
+def uv(*words: str | Path, log: Path, **options: Any) -> CommandResult:
+    """Run `uv pip`, with the index of the site's pip.conf; MissingPrerequisite without uv."""
+    program = find_uv()
+    if program is None:
+        raise MissingPrerequisite("there is no uv to install wheels", hint=to_install("stack"))
     env = {
         "UV_CACHE_DIR": str(cache("uv")),
         "UV_NO_CONFIG": "1",
         "UV_PYTHON_DOWNLOADS": "never",
+        "UV_LINK_MODE": "copy",
         "NO_COLOR": "1",
     }
-    run([*argv, "--no-index", "--no-deps", *wheels], env=env, log=log, tied=True)
+    settings = pip_settings()
+    if "cert" in settings:
+        env["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE", settings["cert"])
+    verb, *others = words
+    argv = [program, "pip", verb, "--no-progress", *_index(settings), *others]
+    return run(argv, env=env, log=log, tied=True, timeout=_BUILD_SECONDS, **options)
+
+
+def pip_settings() -> dict[str, str]:
+    """What pip's own files and variables say, by its options: uv reads none of them."""
+    parser = configparser.RawConfigParser()
+    home, xdg = Path.home(), os.environ.get("XDG_CONFIG_HOME", "~/.config")
+    parser.read(
+        [
+            "/etc/xdg/pip/pip.conf",
+            "/etc/pip.conf",
+            home / ".pip/pip.conf",
+            Path(xdg).expanduser() / "pip/pip.conf",
+            Path(sys.prefix) / "pip.conf",
+            os.environ.get("PIP_CONFIG_FILE", os.devnull),
+        ]
+    )
+    found = dict(parser["global"]) if parser.has_section("global") else {}
+    named = (f"PIP_{name.upper().replace('-', '_')}" for name in _PIP)
+    return found | {
+        name: os.environ[key] for name, key in zip(_PIP, named, strict=True) if key in os.environ
+    }
+
+
+def _index(settings: Mapping[str, str]) -> Iterator[str]:
+    """Yield the options of uv for the index that pip would use."""
+    yield from ("--index-strategy", "unsafe-best-match")  # as pip: digests say what a wheel is
+    for name, option in _PIP.items():
+        for word in settings.get(name, "").split() if option else ():
+            yield from (option, word)
+    if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
+        yield "--no-index"
+
+
+def install(python: Path, log: Path, *words: str | Path, hint: str = "") -> None:
+    """Install wheels into the environment of `python`, without what they need.
+
+    What uv has in its cache is not looked for on the network.
+    """
+    argv = ["install", "--python", python, "--no-deps", "--only-binary", ":all:", *words]
+    if not uv(*argv, "--offline", log=log, check=False).ok:
+        uv(*argv, log=log, hint=hint)
 
 
 def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) -> None:
@@ -237,15 +289,6 @@ def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> No
     for place in () if only_look else needs:
         with explain_os_errors(place):
             place.mkdir(parents=True, exist_ok=True)
-
-
-def unpacked_gb(wheels: Sequence[Path]) -> float:
-    """How large a tree of these wheels gets, in GB."""
-    size = _SPARE_BYTES
-    for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
-            size += sum(member.file_size for member in archive.infolist())
-    return size / 1e9
 
 
 def require_safe_modes(release: Release, entries: Mapping[str, Entry]) -> None:

@@ -23,8 +23,8 @@ from hpcdl.regress.run_directory import is_held, is_named_as_run, read_events, r
 from hpcdl.site import Site
 from hpcdl.site.model import Limits
 from hpcdl.slurm import client
+from hpcdl.stack.recipe import wheels_cache
 from hpcdl.stack.tree import build_lock
-from hpcdl.stack.wheelhouse import wheels_cache
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked, opened, size_of
 from hpcdl.system.resources import cache, home

@@ -12,17 +12,15 @@ from pathlib import Path
 from hpcdl.stack.build import BuildPlan, build
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
-from hpcdl.stack.resolve import find_request
-from hpcdl.stack.spack_backend import adopt as adopting
-from hpcdl.stack.tree import sha256
-from hpcdl.stack.wheelhouse import (
-    Wheel,
-    Wheelhouse,
+from hpcdl.stack.recipe import (
     own_digest,
     pack,
     recipe_of,
     running_interpreter,
 )
+from hpcdl.stack.resolve import find_request
+from hpcdl.stack.spack_backend import adopt as adopting
+from hpcdl.stack.tree import sha256
 from hpcdl.system.errors import HpcdlError
 from tests.small_release import passing, silent, small_site
 
@@ -61,10 +59,11 @@ def tiny_plan(site, version):
         found = next(path for place in _WHEELS for path in sorted(place.glob(f"{name}-*.whl")))
         files.append(house / found.name)
         _put(files[-1], found.read_bytes())
-    parts = [(file, *file.name.split("-")[:2]) for file in files]
-    wheels = tuple(Wheel(n.replace("_", "-"), v, file.name, sha256(file)) for file, n, v in parts)
-    house = Wheelhouse(house, wheels)
-    return BuildPlan(site, request, (), recipe, running_interpreter(), "", own_digest(), house)
+    lock = house / "requirements.txt"
+    rows = ((*file.name.split("-")[:2], sha256(file)) for file in files)
+    _put(lock, "".join(f"{name}=={v} --hash=sha256:{one}\n" for name, v, one in rows).encode())
+    os.environ |= {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(house)}
+    return BuildPlan(site, request, (), recipe, running_interpreter(), "", own_digest(), lock)
 
 
 def _empty_wheel(house, name, version):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hpcdl.stack.publish import publish
+from hpcdl.stack.recipe import lock_file
 from hpcdl.stack.release import current_id
 from hpcdl.stack.verify import store_proof
-from hpcdl.stack.wheelhouse import wheelhouse_folder
 from hpcdl.system.errors import MissingPrerequisite
 from tests.make import plan_build
 from tests.small_release import make_release, passing, silent, small_site
@@ -75,11 +75,10 @@ def test_a_full_disk_while_building(home):
     prefix = home / "embedded" / "prefix"
     small = f"mount -t tmpfs -o size=5m none {prefix}"
     plan = plan_build(small_site(prefix))
-    house = wheelhouse_folder(plan.recipe, plan.python)
-    if not (house / "lock.json").is_file():
+    lock = lock_file(plan.recipe, plan.python)
+    if not lock.is_file():
         pytest.skip("the wheels have not been fetched")
-    (home / "cache" / "wheels").mkdir(parents=True)
-    (home / "cache" / "wheels" / house.name).symlink_to(house)
+    shutil.copytree(lock.parent, home / "cache" / "locks" / lock.parent.name)
     planned = hpcdl(home, "stack", "build", "--dry-run", before=small)
     assert planned.returncode == 3
     assert "not on this machine: no space left for the stack" in planned.stdout

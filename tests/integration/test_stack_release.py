@@ -14,11 +14,10 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.stack.build import build
 from hpcdl.stack.horovod import build_horovod
-from hpcdl.stack.publish import verify
+from hpcdl.stack.recipe import SourceEdit
 from hpcdl.stack.release import read_release
 from hpcdl.stack.tree import check_integrity
 from hpcdl.stack.verify import in_module
-from hpcdl.stack.wheelhouse import SourceEdit
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.run import CommandFailed
 from hpcdl.workflows.site_plan import plan
@@ -138,7 +137,7 @@ def test_hpcdl_in_the_module_knows_its_site(stack_site, release):
 def test_hpcdl_packs_itself_where_it_is_installed(stack_site, release):
     """An installed wheel and a checkout have the same files, and so the same digest."""
     program = (
-        "from hpcdl.stack.wheelhouse import own_digest, own_files, is_checkout;"
+        "from hpcdl.stack.recipe import own_digest, own_files, is_checkout;"
         "assert not is_checkout(); print(own_digest())"
     )
     done = in_module(stack_site, release, ["python", "-c", program])
@@ -198,13 +197,3 @@ def test_its_bill_of_materials_is_valid_and_names_every_licence_but_a_few(releas
     ]
     assert len(named) < 6
     assert "tensorflow-cpu" not in named
-
-
-@pytest.mark.long
-def test_without_uv_pip_makes_the_same_release(stack_site, release, tmp_path, monkeypatch):
-    site = small_site(tmp_path / "prefix", lmod=True)
-    monkeypatch.setattr("hpcdl.stack.tree.find_uv", lambda: None)
-    built = build(plan_build(site), silent)
-    assert verify(site, built.id).passed
-    assert not (built.prefix / "bin" / "horovodrun").exists()
-    shutil.rmtree(site.paths.prefix)

@@ -1,7 +1,6 @@
 """What the unit tests share: hypothesis's pace, a home of their own, the shipped sites."""
 
 import os
-import shutil
 from dataclasses import replace
 from itertools import count
 
@@ -9,9 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from hpcdl.site import load_site
-from hpcdl.stack.wheelhouse import running_interpreter, tools
-from hpcdl.system.files import locked
-from hpcdl.system.resources import cache, folder
+from hpcdl.system.resources import folder
 from tests.small_release import small_site
 
 settings.register_profile(
@@ -41,39 +38,6 @@ def own_home(homes, monkeypatch):
     monkeypatch.setenv("HPCDL_HOME", str(home / "hpcdl"))
     monkeypatch.setenv("HPCDL_CACHE", str(home / "cache"))
     monkeypatch.delenv("HPCDL_SITE", raising=False)
-
-
-@pytest.fixture(scope="session")
-def made_tools(tmp_path_factory):
-    """The environment with pip that fetches wheels, made once by all workers of pytest-xdist.
-
-    It is made in the place of one whose Python is gone.
-    """
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    with pytest.MonkeyPatch.context() as patch, locked(shared / "tools.lock", wait_seconds=300):
-        patch.setenv("HPCDL_CACHE", str(shared / "with-pip"))
-        programs = cache("tools", running_interpreter().tag) / "bin"
-        if not programs.exists():
-            programs.mkdir(parents=True)
-            (programs / "pip").touch()
-            (programs / "python").symlink_to("/nonexistent/python")
-        return tools(running_interpreter(), lambda _: None)
-
-
-@pytest.fixture
-def with_pip(made_tools):
-    """Puts it into the cache of the test, for the machine that the test plays."""
-
-    def put():
-        target = cache("tools", running_interpreter().tag)
-        target.mkdir(parents=True)
-        shutil.copy(made_tools / "pyvenv.cfg", target)
-        shutil.copytree(made_tools / "bin", target / "bin", symlinks=True)
-        (target / "lib").symlink_to(made_tools / "lib")
-
-    return put
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from hpcdl.site import load_site
 from hpcdl.site.sections import CLEANED, Limits
 from hpcdl.slurm import client
-from hpcdl.stack.wheelhouse import wheels_cache
+from hpcdl.stack.recipe import wheels_cache
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, home

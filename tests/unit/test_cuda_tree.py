@@ -8,38 +8,31 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.stack import horovod
-from hpcdl.stack.wheelhouse import running_interpreter
+from hpcdl.stack.recipe import running_interpreter
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.unit.test_stack_toolchain import program
 
-WHEELS = {
-    "nvidia_cuda_runtime_cu12-12.9.79": {
-        "nvidia/__init__.py": "",
-        "nvidia/cuda_runtime/include/cuda.h": "#define CUDA_VERSION 12090",
-        "nvidia/cuda_runtime/lib/libcudart.so.12": "runtime",
-    },
-    "nvidia_cuda_nvcc_cu12-12.9.86": {
-        "nvidia/cuda_nvcc/bin/ptxas": "assembler",
-        "nvidia/cuda_nvcc/include/crt/host_defines.h": "",
-        "nvidia/cuda_nvcc/nvvm/libdevice/libdevice.10.bc": "bitcode",
-    },
-    "nvidia_cuda_nvcc-13.5.37": {
-        "nvidia/cu13/bin/fatbinary": "packer",
-        "nvidia/cu13/bin/ptxas": "of CUDA 13",
-        "nvidia/cu13/include/crt/host_defines.h": "of CUDA 13",
-    },
+FILES = {
+    "nvidia/__init__.py": "",
+    "nvidia/cuda_runtime/include/cuda.h": "#define CUDA_VERSION 12090",
+    "nvidia/cuda_runtime/lib/libcudart.so.12": "runtime",
+    "nvidia/cuda_nvcc/bin/ptxas": "assembler",
+    "nvidia/cuda_nvcc/include/crt/host_defines.h": "",
+    "nvidia/cuda_nvcc/nvvm/libdevice/libdevice.10.bc": "bitcode",
+    "nvidia/cu13/bin/fatbinary": "packer",
+    "nvidia/cu13/bin/ptxas": "of CUDA 13",
+    "nvidia/cu13/include/crt/host_defines.h": "of CUDA 13",
 }
 
 
 def lay_out(folder):
-    """A tree of small wheels."""
-    for name, files in WHEELS.items():
-        with zipfile.ZipFile(folder / f"{name}-py3-none-any.whl", "w") as archive:
-            for path, text in files.items():
-                archive.writestr(path, text)
+    """A tree of small wheels, as they are installed."""
+    for path, text in FILES.items():
+        (folder / "fetched" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "fetched" / path).write_text(text)
     tree = folder / "tree"
-    horovod._lay_out(sorted(folder.glob("*.whl")), tree)
+    horovod._lay_out(folder / "fetched", tree)
     return tree
 
 
@@ -110,9 +103,10 @@ def test_a_wheel_with_another_digest_leaves_no_tree(tmp_path, monkeypatch):
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
     index = tmp_path / "index"
     index.mkdir()
-    lay_out(index)
-    for path in index.glob("*.whl"):
-        path.rename(path.with_name(path.name.replace("-py3", "-1-py3")))
+    info = "nvidia_cuda_nvcc-13.5.37"
+    with zipfile.ZipFile(index / f"{info}-py3-none-any.whl", "w") as archive:
+        for name, text in {"METADATA": "Name: nvidia-cuda-nvcc\nVersion: 13.5.37\n"}.items():
+            archive.writestr(f"{info}.dist-info/{name}", f"Metadata-Version: 2.1\n{text}")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
     wheels = {"nvidia-cuda-nvcc==13.5.37": {"any": "0" * 64}}

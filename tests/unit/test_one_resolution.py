@@ -39,7 +39,7 @@ def every_python(monkeypatch):
     monkeypatch.setattr("hpcdl.stack.resolve.pythons", lambda: ("3.13", "3.12", "3.11", "3.10"))
     monkeypatch.setattr("hpcdl.stack.resolve.that_start", tuple)
     monkeypatch.setattr("hpcdl.stack.build.horovod.mpi_version", lambda: "Open MPI 4.1.4")
-    interpreter = __import__("hpcdl.stack.wheelhouse", fromlist=["Interpreter"]).Interpreter
+    interpreter = __import__("hpcdl.stack.recipe", fromlist=["Interpreter"]).Interpreter
     monkeypatch.setattr(
         "hpcdl.stack.build.interpreter", lambda minor: interpreter("/usr/bin/python3", f"{minor}.9")
     )

@@ -8,9 +8,9 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.site import Gpu, StackRequest, load_site
+from hpcdl.stack.recipe import recipe_of
 from hpcdl.stack.resolve import Resolver, computes_of, pythons, that_start
 from hpcdl.stack.resolve_solution import as_text
-from hpcdl.stack.wheelhouse import recipe_of
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 

@@ -1,6 +1,5 @@
 """A tree for everybody: readable by all, writable by none but its owner."""
 
-import os
 import py_compile
 import shutil
 import stat
@@ -11,25 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.stack.recipe import (
+    own_digest,
+    own_files,
+    own_wheel,
+    pack,
+)
 from hpcdl.stack.tree import (
     add_startup,
     compile_bytecode,
     open_to_readers,
     require_space,
-    unpacked_gb,
-)
-from hpcdl.stack.wheelhouse import (
-    fetch,
-    own_digest,
-    own_files,
-    own_wheel,
-    pack,
-    running_interpreter,
 )
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.run import CommandFailed
-from tests.make import plan_build
-from tests.small_release import silent, small_site
 
 
 def test_everybody_reads_and_nobody_else_writes(tmp_path):
@@ -108,16 +101,6 @@ def test_pip_in_a_release_meets_a_clear_word_first(tmp_path, argv, told):
     assert said[1] == "", "an environment of the user's own takes packages"
 
 
-def test_too_little_room_is_told_before_anything_is_written(tmp_path, monkeypatch):
-    wheel = tmp_path / "big.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("zeros", b"\0" * 1000)
-    free = os.statvfs_result((4096, 4096, 10, 10, 10, 10, 10, 10, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: free)
-    with pytest.raises(MissingPrerequisite, match=r"it needs 0\.4 GB, 0\.0 GB are free"):
-        require_space({tmp_path: unpacked_gb([wheel])})
-
-
 def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path):
     free = shutil.disk_usage(tmp_path).free / 1e9
     prefix, wheels = tmp_path / "prefix", tmp_path / "wheels"
@@ -128,18 +111,6 @@ def test_what_will_not_fit_is_refused_before_it_is_fetched(tmp_path):
     with pytest.raises(MissingPrerequisite, match=f"in {wheels}") as caught:
         require_space({prefix: free / 1.5, wheels: free / 1.5})
     assert "hpcdl stack gc" in caught.value.hint
-
-
-def test_a_failed_fetch_leaves_nothing_of_it_nor_of_killed_ones(tmp_path, monkeypatch, with_pip):
-    monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
-    with_pip()
-    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
-    monkeypatch.setenv("PIP_RETRIES", "0")
-    left = tmp_path / "wheels" / "tensorflow-cpu-2.14.1-py39-x86_64-01234567.partial-7"
-    left.mkdir(parents=True)
-    with pytest.raises(CommandFailed):
-        fetch(plan_build(small_site(tmp_path)).recipe, running_interpreter(), silent)
-    assert [path.name for path in (tmp_path / "wheels").iterdir()] == [".lock"]
 
 
 def test_a_packed_wheel_has_a_record_of_every_member(tmp_path):
@@ -176,7 +147,7 @@ def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(tmp_path, mo
     (environment / "spack.yaml").touch()
     (environment.parent / ".gitignore").touch()  # no wheel has it
     (environment / "view" / "lib").symlink_to("/usr/lib")
-    monkeypatch.setattr("hpcdl.stack.wheelhouse._PACKAGE", tmp_path / "hpcdl")
+    monkeypatch.setattr("hpcdl.stack.recipe._PACKAGE", tmp_path / "hpcdl")
     names = [name for name, _ in own_files()]
     assert names == ["hpcdl/file", "hpcdl/spack/environments/own/spack.yaml"]
 
@@ -196,7 +167,5 @@ def test_a_wheel_of_hpcdl_is_named_for_the_very_bytes_in_it(tmp_path, monkeypatc
     assert {name for name, _ in own_files()} < names
     other = tmp_path / "other.py"
     other.write_text("1")
-    monkeypatch.setattr(
-        "hpcdl.stack.wheelhouse.own_files", lambda: iter([("hpcdl/other.py", other)])
-    )
+    monkeypatch.setattr("hpcdl.stack.recipe.own_files", lambda: iter([("hpcdl/other.py", other)]))
     assert own_wheel()[1] != wheel

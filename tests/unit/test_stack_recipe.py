@@ -12,10 +12,10 @@ from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.site.model import GpuFigures
 from hpcdl.stack.build import plan_stack
 from hpcdl.stack.horovod import apply_edit, first_complaint
+from hpcdl.stack.recipe import Interpreter, SourceEdit, lock_file, recipe_of
 from hpcdl.stack.release import digest
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import conditions, known
-from hpcdl.stack.wheelhouse import Interpreter, SourceEdit, recipe_of, wheelhouse_folder
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from tests.small_release import small_site
 
@@ -86,7 +86,7 @@ def test_pins_of_packages_reach_pip_and_other_components_do_not():
 def test_packages_of_the_site_are_locked_with_the_rest():
     more, python = cpu("pandas", "jupyterlab>=4"), Interpreter(Path("/usr/bin/python3"), "3.11.7")
     assert more.requirements == (*cpu().requirements, "pandas", "jupyterlab>=4")
-    assert wheelhouse_folder(more, python) != wheelhouse_folder(cpu(), python)
+    assert lock_file(more, python) != lock_file(cpu(), python)
     assert "tensorboard" in cpu().requirements
 
 

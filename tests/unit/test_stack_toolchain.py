@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.site import StackRequest
 from hpcdl.stack.horovod import broken_by, find_toolchain
-from hpcdl.stack.wheelhouse import recipe_of
+from hpcdl.stack.recipe import recipe_of
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from tests.small_release import small_site
 

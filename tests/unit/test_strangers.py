@@ -24,17 +24,11 @@ from hpcdl.regress import history as history_module
 from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, is_held, new_run, sweep
 from hpcdl.slurm import client, once
-from hpcdl.stack.resolve import find_request
-from hpcdl.stack.tree import compile_bytecode
-from hpcdl.stack.wheelhouse import (
-    find_wheelhouse,
-    recipe_of,
+from hpcdl.stack.recipe import (
     record_digest,
     require_as_built,
-    running_interpreter,
-    tools,
-    wheelhouse_folder,
 )
+from hpcdl.stack.tree import compile_bytecode, install
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
@@ -81,41 +75,21 @@ def open_cache(shared, monkeypatch):
     return shared / "cache"
 
 
-@as_root
-def test_no_program_of_a_cache_that_a_stranger_made_is_run(open_cache):
-    where = f"cache/tools/{running_interpreter().tag}/bin"
-    made = f"mkdir -p {where}; touch {where}/pip; ln -s /bin/true {where}/python"
-    stranger(made, open_cache.parent)
-    with pytest.raises(MissingPrerequisite, match="belongs to nobody"):
-        tools(running_interpreter(), print)
+@pytest.mark.parametrize("opened", ["cache", "cache/uv"])
+def test_no_wheel_of_a_cache_that_others_may_write_to_is_installed(open_cache, opened):
+    (open_cache / "uv").mkdir(parents=True)
+    (open_cache.parent / opened).chmod(0o777)
+    with pytest.raises(MissingPrerequisite, match=r"others may|not sticky"):
+        install(Path(sys.executable), open_cache / "log", "shtab")
 
 
-@pytest.mark.parametrize("opened", ["cache", "cache/tools", "cache/tools/{tag}", "{bin}"])
-def test_no_program_of_a_cache_that_others_may_write_to_is_run(open_cache, opened):
-    tag = running_interpreter().tag
-    programs = open_cache / "tools" / tag / "bin"
-    programs.mkdir(parents=True)
-    for name in ("pip", "python"):
-        (programs / name).touch()
-    (open_cache.parent / opened.format(tag=tag, bin=f"cache/tools/{tag}/bin")).chmod(0o777)
-    with pytest.raises(MissingPrerequisite, match=r"others may write|not sticky"):
-        tools(running_interpreter(), print)
-
-
-def test_a_wheelhouse_that_others_may_write_to_is_not_used(open_cache):
-    """They would change wheel and lock together; the facts know no wheel that a site adds."""
-    site, python = small_site(Path("/nowhere")), running_interpreter()
-    wanted = recipe_of(site, find_request(site), ("cpu",))
-    folder = wheelhouse_folder(wanted, python)
-    folder.mkdir(parents=True)
-    assert find_wheelhouse(wanted, python) is None
-    built = folder / "built.whl"
+def test_a_built_wheel_that_others_may_replace_is_not_used(open_cache):
+    built = open_cache / "wheels/own/built.whl"
+    built.parent.mkdir(parents=True)
     built.touch()
     record_digest(built)
     assert require_as_built(built) == built
-    folder.chmod(0o777)
-    with pytest.raises(MissingPrerequisite, match="others may rename"):
-        find_wheelhouse(wanted, python)
+    built.parent.chmod(0o777)
     with pytest.raises(MissingPrerequisite, match="others may rename"):
         require_as_built(built)
 

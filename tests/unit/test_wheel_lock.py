@@ -1,8 +1,8 @@
 """What is installed is what PyPI served when the facts were written, or it is not installed."""
 
 import io
-import json
 import re
+import sys
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -12,22 +12,19 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.stack.horovod import Tool, Toolchain, fetch_sdist, find_horovod, horovod_folder
-from hpcdl.stack.resolve import find_request
-from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.wheelhouse import (
+from hpcdl.stack.recipe import (
     Interpreter,
-    Wheel,
-    Wheelhouse,
-    fetch,
-    find_wheelhouse,
+    lock_file,
+    lock_wheels,
     pins,
+    read_wheels,
     recipe_of,
     record_digest,
     running_interpreter,
-    sha256,
-    tools,
-    wheelhouse_folder,
 )
+from hpcdl.stack.resolve import find_request
+from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.tree import _index, install, pip_settings, sha256
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site
@@ -58,37 +55,100 @@ def wheel(folder, name, version):
             (f"{name}.py", "import os; os.system('touch /tmp/owned')\n"),
             (f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"),
             (f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"),
-            (f"{info}/RECORD", ""),
+            (f"{info}/RECORD", f"{name}.py,,\n{info}/RECORD,,\n"),
         ):
             archive.writestr(file, text)
     return path
 
 
 @pytest.fixture
-def index(tmp_path, monkeypatch, with_pip):
-    """A directory that is the only index of pip."""
-    with_pip()
+def index(tmp_path, monkeypatch):
+    """A directory that is the only index, by pip's variables."""
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     (tmp_path / "index").mkdir()
     return tmp_path / "index"
 
 
-def test_an_index_that_serves_another_wheel_is_refused(index):
-    """pip itself takes it: its name and its version are those that are asked for."""
+def installed(lock, folder):
+    """Install what a lock names into a directory."""
+    words = ("--target", folder, "--require-hashes", "--requirement", lock)
+    install(Path(sys.executable), folder.with_name("log"), *words)
+    return sorted(path.name for path in folder.glob("*.py"))
+
+
+def test_an_index_that_serves_another_wheel_is_refused(index, tmp_path):
+    """Its name and its version are those that are asked for."""
     wheel(index, "shtab", pinned("shtab"))
-    wanted, python = recipe("shtab"), running_interpreter()
-    with pytest.raises(MissingPrerequisite, match="are not those of PyPI") as caught:
-        fetch(wanted, python, silent)
-    (said,) = caught.value.details
-    assert said.startswith("shtab-")
-    assert find_wheelhouse(wanted, python) is None
-    assert list(wheelhouse_folder(wanted, python).parent.glob("*.partial*")) == []
+    lock = lock_wheels(recipe("shtab"), running_interpreter(), silent)
+    (row,) = read_wheels(lock)
+    assert row["sha256"] in LOCK["wheels"][f"shtab {pinned('shtab')}"].values()
+    with pytest.raises(CommandFailed) as refused:
+        installed(lock, tmp_path / "into")
+    assert "hash" in str(refused.value.details).lower()
+    assert not (tmp_path / "into/shtab.py").exists()
 
 
-def test_an_environment_whose_python_is_gone_is_made_again(made_tools):
-    assert (made_tools / "bin/python").resolve().is_file()
-    assert (made_tools / "bin/pip").stat().st_size
+@pytest.mark.parametrize("packages", [(), ("strange",)])
+def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_a_site_asks_for_it(
+    index, tmp_path, packages
+):
+    made, python = wheel(index, "strange", "1.0"), running_interpreter()
+    asked = replace(recipe("strange"), packages=packages)
+    assert pinned("shtab")
+    if packages:
+        lock = lock_wheels(asked, python, silent)
+        assert read_wheels(lock) == [
+            {"name": "strange", "version": "1.0", "sha256": sha256(made)}
+        ], "what is looked up first counts"
+        assert installed(lock, tmp_path / "into") == ["strange.py"]
+    else:
+        with pytest.raises(MissingPrerequisite, match="not those of PyPI") as caught:
+            lock_wheels(asked, python, silent)
+        assert caught.value.details == ("strange==1.0",)
+        assert not lock_file(asked, python).exists()
+
+
+def test_on_another_machine_the_build_says_that_no_digests_are_known(index, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    wheel(index, "shtab", "9.9.9")
+    said = []
+    lock = lock_wheels(recipe("shtab"), running_interpreter(), said.append)
+    assert [one["version"] for one in read_wheels(lock)] == ["9.9.9"]
+    (note,) = [line for line in said if line.startswith("note: ")]
+    assert "digests of wheels come with hpcdl for x86_64" in note
+    assert "on aarch64: the index is believed" in note
+
+
+def test_an_index_that_does_not_answer_leaves_no_lock(monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(CommandFailed) as caught:
+        lock_wheels(recipe("shtab"), running_interpreter(), silent)
+    assert "pip.conf" in caught.value.hint
+    assert not lock_file(recipe("shtab"), running_interpreter()).exists()
+
+
+def test_the_index_of_pip_is_that_of_uv(tmp_path, monkeypatch):
+    (tmp_path / "pip.conf").write_text(
+        "[global]\nindex-url = https://mirror/simple\nextra-index-url =\n  https://a\n  https://b\n"
+        "trusted-host = mirror\ncert = /etc/own.pem\nno-index = no\n"
+    )
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.setenv("PIP_FIND_LINKS", "/one /two")
+    monkeypatch.delenv("PIP_CERT", raising=False)
+    settings = pip_settings()
+    assert settings["cert"] == "/etc/own.pem"
+    words = list(_index(settings))
+    assert "--no-index" not in words
+    assert [(a, b) for a, b in zip(words[2::2], words[3::2], strict=True)] == [
+        ("--default-index", "https://mirror/simple"),
+        ("--index", "https://a"),
+        ("--index", "https://b"),
+        ("--find-links", "/one"),
+        ("--find-links", "/two"),
+        ("--allow-insecure-host", "mirror"),
+    ]
 
 
 def test_nothing_of_another_sdist_runs(index, tmp_path):
@@ -99,64 +159,10 @@ def test_nothing_of_another_sdist_runs(index, tmp_path):
         member = tarfile.TarInfo(f"{wanted.sdist.removesuffix('.tar.gz')}/setup.py")
         member.size = len(setup)
         archive.addfile(member, io.BytesIO(setup))
-    python = tools(running_interpreter(), silent) / "bin" / "python"
     with pytest.raises(CommandFailed, match="failed with exit code 1") as refused:
-        fetch_sdist(wanted, python, tmp_path, silent)
+        fetch_sdist(wanted, Path(sys.executable), tmp_path, silent)
     assert not (tmp_path / "owned").exists()
     assert "DO NOT MATCH THE HASHES" in str(refused.value.details)
-
-
-def test_on_another_machine_the_build_says_that_no_digests_are_known(index, with_pip, monkeypatch):
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    with_pip()
-    wheel(index, "shtab", "9.9.9")
-    said = []
-    found = fetch(recipe("shtab"), running_interpreter(), said.append)
-    assert [one.version for one in found.wheels] == ["9.9.9"]
-    (note,) = [line for line in said if line.startswith("note: ")]
-    assert "digests of wheels come with hpcdl for x86_64" in note
-    assert "on aarch64: the index is believed" in note
-
-
-@pytest.mark.parametrize("packages", [(), ("strange",)])
-def test_a_wheel_that_the_facts_do_not_know_is_refused_unless_a_site_asks_for_it(packages):
-    assert pinned("shtab")
-    asked, python = replace(recipe(), packages=packages), running_interpreter()
-    folder = wheelhouse_folder(asked, python)
-    _lock(folder, wheel(folder, "strange", "1.0"))
-    if packages:
-        assert find_wheelhouse(asked, python) is not None
-    else:
-        with pytest.raises(MissingPrerequisite, match="not those of PyPI"):
-            find_wheelhouse(asked, python)
-
-
-def test_a_cached_wheel_that_was_changed_is_refused():
-    python = running_interpreter()
-    folder = wheelhouse_folder(recipe(), python)
-    _lock(folder, wheel(folder, "shtab", pinned("shtab")))  # its lock with it
-    with pytest.raises(MissingPrerequisite, match=f"remove {folder}|not those of PyPI"):
-        find_wheelhouse(recipe(), python)
-    folder = wheelhouse_folder(recipe("shtab"), running_interpreter())
-    made = wheel(folder, "shtab", "1.0")
-    lock = Wheel("shtab", "1.0", made.name, sha256(made))
-    assert Wheelhouse(folder, (lock,)).paths() == [made]
-    made.write_bytes(made.read_bytes() + b"x")
-    with pytest.raises(MissingPrerequisite, match="not the one that was locked"):
-        Wheelhouse(folder, (lock,)).paths()
-
-
-def _lock(folder, *wheels):
-    entries = [
-        {
-            "name": one.name.split("-")[0],
-            "version": one.name.split("-")[1],
-            "file": one.name,
-            "sha256": sha256(one),
-        }
-        for one in wheels
-    ]
-    (folder / "lock.json").write_text(json.dumps({"wheels": entries}))
 
 
 def test_a_built_wheel_is_taken_only_as_it_was_built():

@@ -24,8 +24,8 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Partition, Site, StackRequest
-from hpcdl.stack import wheelhouse
 from hpcdl.stack.modules import SITE_FILE
+from hpcdl.stack.recipe import Say, new_log, own_digest, own_wheel
 from hpcdl.stack.release import Release, ReleasePlan, read_release
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import serves, wheel_sets
@@ -41,7 +41,6 @@ from hpcdl.stack.tree import (
     record_release,
     shortened,
 )
-from hpcdl.stack.wheelhouse import Say, running_interpreter
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder, scratch_directory
@@ -139,7 +138,7 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
     served = request.partitions
     if left_out:
         served = tuple(one for one in names if one not in left_out)
-    return Adoption(site, request, served, lock, wheelhouse.own_digest(), left_out)
+    return Adoption(site, request, served, lock, own_digest(), left_out)
 
 
 def _runs_on(partition: Partition, lock: Lock, request: StackRequest) -> bool:
@@ -201,16 +200,14 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
     inventory = _inventory(spack, plan.lock.environment)
     to_run = [package for package in inventory.packages if package.hash in plan.lock.to_run]
     _require_installed(plan.lock, spack, inventory, to_run)
-    tools_in = wheelhouse.tools(running_interpreter(), say)
-    own, wheel = wheelhouse.own_wheel()
+    own, wheel = own_wheel()
     plan = replace(plan, own=own)
     with build_slot(plan.site, say):
         if not plan.exists:
             with new_tree(plan.root) as root:
                 say(f"linking {len(to_run)} packages into {root}/stack")
                 make_view(spack, root, plan.lock, inventory)
-                (pip,) = tools_in.glob("lib/python3*/site-packages")
-                packages = add_hpcdl(root, wheel, pip, wheelhouse.new_log(root.name))
+                packages = add_hpcdl(root, wheel, new_log(root.name))
                 # The module's hpcdl finds its site by itself: a publish writes the file.
                 site_file = plan.site.paths.prefix / "etc" / SITE_FILE
                 (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
@@ -350,11 +347,8 @@ def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
     return {name: Path("spack_repo", *name.split(".")) for name in names}
 
 
-def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
-    """Put hpcdl into the view as files of its own; returns its site-packages.
-
-    `pip` is a directory or wheel with pip in it.
-    """
+def add_hpcdl(root: Path, wheel: Path, log: Path) -> Path:
+    """Put hpcdl into the view as files of its own; returns its site-packages."""
     stack = root / "stack"
     python = stack / "bin" / "python"
     (found,) = stack.glob("lib/python3*/site-packages")
@@ -365,7 +359,7 @@ def add_hpcdl(root: Path, wheel: Path, pip: Path, log: Path) -> Path:
             left.unlink()
         elif left.is_dir():
             shutil.rmtree(left)
-    install(python, [wheel], pip, log)
+    install(python, log, wheel)
     compile_folders(python, [packages / "hpcdl"], log)
     own_folder(stack, Path("share") / "hpcdl")
     add_startup(stack)

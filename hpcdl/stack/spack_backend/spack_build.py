@@ -26,6 +26,7 @@ from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
+from hpcdl.stack.recipe import Say, own_digest, own_wheel
 from hpcdl.stack.release import Release, ReleasePlan, digest, read_release
 from hpcdl.stack.spack_backend import environment as solver
 from hpcdl.stack.spack_backend import tool
@@ -33,7 +34,6 @@ from hpcdl.stack.spack_backend.adopt import Adoption, adopt
 from hpcdl.stack.spack_backend.environment import SpackEnvironment, environment_of
 from hpcdl.stack.spack_backend.tool import Spack
 from hpcdl.stack.tree import require_space
-from hpcdl.stack.wheelhouse import Say, own_digest, own_wheel
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
 from hpcdl.system.safe_read import last_text

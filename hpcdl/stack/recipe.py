@@ -1,13 +1,12 @@
-"""Which wheels make a stack, fetched once and locked by their digests; and hpcdl's own wheel.
+"""Which wheels make a stack, locked by their digests; and hpcdl's own wheel.
 
 From a resolution to a `Recipe` by facts/wheels.yaml and nvidia_wheels.yaml, never by code. Digests
 of a recipe name what is cached, so a changed fact never meets a stale file.
 
-A wheelhouse is a directory that appears by one rename when it is complete. pip fetches, so a
-site's pip.conf (mirrors, proxies, certificates) counts; afterwards nothing needs the network.
-Before every use each file is compared with the lock, and the lock with facts/wheel_lock.yaml, so
-neither the index, nor a mirror, nor a cache can say what a wheel is. Without a row there are
-machines that are no x86_64, and what `packages:` asks for: there, what is fetched first counts.
+uv solves what a recipe needs, beside the versions of facts/wheel_lock.yaml, and installs what the
+lock names by its digests, which are those of the facts: neither the index nor a mirror says what a
+wheel is. Without a row there are machines that are no x86_64, and what `packages:` asks for: there,
+what is looked up first counts. What was installed once needs the network no more.
 
 A published module carries the hpcdl it was made with: a wheel of the files that run. A checkout and
 an installed wheel have the same files, so a release built from either is the same.
@@ -19,9 +18,9 @@ import base64
 import csv
 import hashlib
 import io
-import json
 import os
 import platform
+import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,18 +33,19 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.release import MODULE, digest, normal_name, variant_of
 from hpcdl.stack.resolve import Resolver, computes_of
 from hpcdl.stack.resolve_facts import conditions, gpus_of, needs_of
-from hpcdl.stack.tree import sha256
+from hpcdl.stack.tree import sha256, uv
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic, write_json
-from hpcdl.system.resources import cache, home
-from hpcdl.system.run import module_argv, run
+from hpcdl.system.files import shared_lock, write_atomic
+from hpcdl.system.resources import cache, home, scratch_directory
+from hpcdl.system.run import run
 from hpcdl.system.text import one_of, utc_stamp
-from hpcdl.system.trust import require_no_stranger, require_private
+from hpcdl.system.trust import require_private
 
 Say = Callable[[str], None]
 MACHINE = "x86_64"
 """Whose wheels the facts have."""
-INDEX = "pip needs PyPI or a mirror of it: set it in pip.conf, or PIP_INDEX_URL"
+INDEX = "uv needs PyPI or a mirror of it: set it in pip.conf, or UV_DEFAULT_INDEX"
+_PINNED = re.compile(r"^(\S+)==(\S+)((?: --hash=\S+)*)", re.MULTILINE)
 _FETCH_SECONDS = 3600
 _RECORD = "sha256.txt"
 _PACKAGE = Path(__file__).resolve().parent.parent
@@ -64,40 +64,6 @@ _JUNK = {
 }
 _BUILD_SECONDS = 600
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
-
-
-@dataclass(frozen=True)
-class Wheel:
-    """One file of a wheelhouse, as locked."""
-
-    name: str
-    version: str
-    file: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class Wheelhouse:
-    """A complete, locked set of wheels."""
-
-    folder: Path
-    wheels: tuple[Wheel, ...]
-
-    def lock(self) -> list[dict[str, str]]:
-        """Its entries in a lock."""
-        return [dict(vars(wheel)) for wheel in self.wheels]
-
-    def paths(self) -> list[Path]:
-        """The files; MissingPrerequisite where one is missing or is not what was locked."""
-        for wheel in self.wheels:
-            path = self.folder / wheel.file
-            if not path.is_file() or sha256(path) != wheel.sha256:
-                raise MissingPrerequisite(
-                    f"the wheel {path} is not the one that was locked",
-                    hint=f"remove {self.folder}; the next build fetches it again",
-                )
-        os.utime(self.folder)  # `hpcdl clean` goes by the last use
-        return [self.folder / wheel.file for wheel in self.wheels]
 
 
 def wheels_cache() -> Path:
@@ -119,154 +85,85 @@ def pins(tensorflow: str, python: str) -> tuple[str, ...]:
     return tuple(f"{name}=={version}" for name, version in chosen.items())
 
 
-def digest_of(file: str) -> str | None:
-    """The SHA-256 that a wheel's file must have; None where the facts have none."""
-    name, version, tags = file.removesuffix(".whl").split("-", 2)
-    wheels: dict[str, dict[str, str]] = facts.load("wheel_lock")["wheels"]
-    return wheels.get(f"{normal_name(name)} {version}", {}).get(tags)
-
-
-def wheelhouse_folder(recipe: Recipe, python: Interpreter) -> Path:
-    """Return the directory of a recipe's wheelhouse, whether or not it exists."""
+def lock_file(recipe: Recipe, python: Interpreter) -> Path:
+    """Return the file that locks a recipe's wheels, whether or not it exists."""
     beside = pins(recipe.tensorflow, python.minor)
     key = digest(recipe.requirements, recipe.alone, python.minor, beside)
-    return wheels_cache() / f"{recipe.package}-{recipe.tensorflow}-{python.tag}-{key}"
+    name = f"{recipe.package}-{recipe.tensorflow}-{python.tag}-{key}"
+    return cache("locks") / name / "requirements.txt"
 
 
-def find_wheelhouse(recipe: Recipe, python: Interpreter) -> Wheelhouse | None:
-    """The wheelhouse of a recipe, where it is complete.
-
-    MissingPrerequisite if another user can change it, or its wheels are not those of the facts.
-    """
-    folder = wheelhouse_folder(recipe, python)
-    try:
-        require_no_stranger(folder)  # made under a careless umask
-        entries = json.loads((folder / "lock.json").read_text(encoding="utf-8"))["wheels"]
-        wheels = tuple(Wheel(**entry) for entry in entries)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    if not all((folder / wheel.file).is_file() for wheel in wheels):
-        return None
-    _require_known(recipe, python, wheels, folder)
-    return Wheelhouse(folder, wheels)
-
-
-def _require_known(
-    recipe: Recipe, python: Interpreter, wheels: Sequence[Wheel], folder: Path
-) -> None:
-    """Compare with the facts; what a site adds, and other machines' wheels, are not in them."""
-    all_of_them = bool(pins(recipe.tensorflow, python.minor)) and not recipe.packages
-    wrong = [
-        f"{one.file}: sha256 {one.sha256[:16]}..., not {(known or 'known')[:16]}"
-        for one in wheels
-        if (known := digest_of(one.file)) != one.sha256 and (known or all_of_them)
+def read_wheels(lock: Path) -> list[dict[str, str]]:
+    """The wheels of such a file as entries of a release's lock."""
+    return [
+        {"name": name, "version": version, "sha256": hashes.replace(" --hash=sha256:", " ").strip()}
+        for name, version, hashes in _PINNED.findall(lock.read_text(encoding="utf-8"))
     ]
-    if wrong:
-        raise MissingPrerequisite(
-            f"{len(wrong)} of the wheels in {folder} are not those of PyPI; none is installed",
-            details=wrong[:10],
-            hint="the package index, a mirror or a person changed them: check pip.conf, remove "
-            f"{folder} if it is there, then build again",
-        )
 
 
-def fetch(recipe: Recipe, python: Interpreter, say: Say) -> Wheelhouse:
-    """The wheelhouse of a recipe, fetched now where it is not there.
+def lock_wheels(recipe: Recipe, python: Interpreter, say: Say) -> Path:
+    """The file that locks a recipe's wheels, made now where it is not there.
 
     Raises:
-        CommandFailed: pip failed; its log is named.
-        MissingPrerequisite: no pip, no space left, or a wheel is not that of the facts.
+        CommandFailed: uv found no set of wheels, or no index; its log is named.
+        MissingPrerequisite: no uv, no space left, or a wheel that the facts do not know.
     """
+    target, beside = lock_file(recipe, python), pins(recipe.tensorflow, python.minor)
     with shared_lock(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
-        found = find_wheelhouse(recipe, python)
-        if found is not None:
-            return found
-        program = tools(python, say) / "bin" / "python"
-        say(
-            f"fetching {recipe.package} {recipe.tensorflow} and what it needs "
-            f"(about {recipe.fetch_gb:.1f} GB, once)"
+        if target.is_file():
+            return target
+        say(f"looking up {recipe.package} {recipe.tensorflow} and what it needs")
+        if not beside:
+            say(
+                f"note: digests of wheels come with hpcdl for {MACHINE}, and none for Python "
+                f"{python.minor} on {platform.machine()}: the index is believed"
+            )
+        found = [
+            *_solved(recipe.requirements, beside, python),
+            *(_solved(recipe.alone, (), python, "--no-deps") if recipe.alone else ()),
+        ]
+        known = [(name, version, _digests(name, version, python)) for name, version, _ in found]
+        strange = [f"{name}=={version}" for name, version, digests in known if not digests]
+        if beside and strange and not recipe.packages:
+            raise MissingPrerequisite(
+                f"{len(strange)} of the wheels are not those of PyPI; none is installed",
+                details=strange[:10],
+                hint=f"the facts of this hpcdl do not know them. {INDEX}",
+            )
+        rows = (
+            (name, version, "".join(f" --hash=sha256:{one}" for one in digests) or theirs)
+            for (_, _, theirs), (name, version, digests) in zip(found, known, strict=True)
         )
-        folder = wheelhouse_folder(recipe, python)
-        # Begun anew each time (pip caches what it fetched): two versions of one package, fetched
-        # on different days, must not meet in one lock.
-        with made_aside(folder, f"{recipe.package}-*") as partial:
-            _download(recipe, python, program, partial, say)
-            wheels = tuple(map(_locked_wheel, sorted(partial.glob("*.whl"))))
-            _require_known(recipe, python, wheels, partial)
-            house = Wheelhouse(folder, wheels)
-            write_json(partial / "lock.json", {"schema": 1, "wheels": house.lock()})
-    return house
-
-
-def _locked_wheel(path: Path) -> Wheel:
-    """A wheel's lock entry; name and version are in the file's name (PEP 427)."""
-    name, version = path.name.split("-")[:2]
-    return Wheel(name.lower().replace("_", "-"), version, path.name, sha256(path))
-
-
-def _download(recipe: Recipe, python: Interpreter, program: Path, target: Path, say: Say) -> None:
-    """Let the pip of a Python fetch wheels; it installs nothing, and of wheels it runs nothing."""
-    beside = pins(recipe.tensorflow, python.minor)
-    if not beside:
-        say(
-            f"note: digests of wheels come with hpcdl for {MACHINE}, and none for Python "
-            f"{python.minor} on {platform.machine()}: the index is believed"
+        write_atomic(
+            target, "".join(f"{name}=={version}{hashes}\n" for name, version, hashes in rows)
         )
-    constraints = target / "constraints.txt"
-    with explain_os_errors(target):
-        constraints.write_text("".join(f"{one}\n" for one in beside))
-    needs: list[str | Path] = ["--constraint", constraints, *recipe.requirements]
-    hint = (
-        f"{INDEX}; what `packages:` in site.yaml asks for must have wheels and agree with "
-        f"{recipe.package} {recipe.tensorflow} and its dependencies"
-    )
-    pip_download(program, target, *needs, wheels=True, hint=hint)
-    if recipe.alone:
-        pip_download(program, target, "--no-deps", *recipe.alone, wheels=True, hint=hint)
+    return target
 
 
-def pip_download(
-    python: Path, target: Path, *words: str | Path, wheels: bool, hint: str = ""
-) -> None:
-    """Let the pip of a Python fetch wheels, or else sources, into a directory.
-
-    CommandFailed names the log; pip refuses what has another digest than `words` say.
-    """
-    run(
-        [
-            *module_argv(python, "pip"),
-            "--disable-pip-version-check",
-            "--no-input",
-            "--no-color",
-            "download",
-            "--only-binary" if wheels else "--no-binary",
-            ":all:",
-            "--dest",
-            target,
-            *words,
-        ],
-        log=new_log("fetch"),
-        timeout=_FETCH_SECONDS,
-        hint=hint or f"{INDEX}; where the hashes differ, that one serves something else",
-        tied=True,
-    )
-
-
-def tools(python: Interpreter, say: Say) -> Path:
-    """A small environment of that Python with pip in it; its directory."""
-    where = cache("tools", python.tag)
-    # On another machine of this cache its Python may be elsewhere: a link that leads nowhere.
-    if not all((where / "bin" / name).is_file() for name in ("python", "pip")):
-        say(f"making pip ready for Python {python.minor}")
-        run(
-            [*module_argv(python.path, "venv"), "--clear", where],
-            log=new_log("tools"),
-            tied=True,
-            hint="Debian and Ubuntu: apt install python3-venv",
+def _solved(
+    wanted: Sequence[str], beside: Sequence[str], python: Interpreter, *words: str
+) -> list[tuple[str, str, str]]:
+    """Name, version and ` --hash=` words of each wheel that these requirements need."""
+    with scratch_directory() as place:
+        for name, lines in (("wanted.in", wanted), ("beside.txt", beside)):
+            (place / name).write_text("".join(f"{line}\n" for line in lines))
+        solve = ["compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"]
+        options = ["--only-binary", ":all:", "--python-version", python.minor, *words]
+        files = (place / "wanted.in", "--constraint", place / "beside.txt", "-o", place / "found")
+        hint = (
+            f"{INDEX}; what `packages:` in site.yaml asks for must have wheels and agree with "
+            "TensorFlow and its dependencies"
         )
-    for part in (where, where / "bin"):  # what is in it is executed
-        require_private(part)
-    return where
+        uv(*solve, *options, *files, log=new_log("lock"), hint=hint)
+        return _PINNED.findall((place / "found").read_text().replace(" \\\n   ", ""))
+
+
+def _digests(name: str, version: str, python: Interpreter) -> list[str]:
+    """The SHA-256 that the facts know of the wheels of a package, for this Python if some are."""
+    wheels: dict[str, dict[str, str]] = facts.load("wheel_lock")["wheels"]
+    rows = wheels.get(f"{normal_name(name)} {version}", {})
+    own = f"cp{python.minor.replace('.', '')}-"
+    return [one for tags, one in rows.items() if tags.startswith(own)] or list(rows.values())
 
 
 def record_digest(wheel: Path) -> None:
