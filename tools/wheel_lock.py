@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.stack.recipe import find_uv
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.tree import find_uv
 from hpcdl.system.files import write_atomic
 
 _OLDEST, _NEWEST = "x86_64-manylinux_2_28", "x86_64-manylinux_2_40"

@@ -29,6 +29,7 @@ from hpcdl.stack.recipe import (
     Interpreter,
     Recipe,
     Say,
+    install,
     interpreter,
     lock_file,
     lock_wheels,
@@ -247,14 +248,14 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     say(f"installing {len(read_wheels(lock))} wheels in {stack}; uv fetches what its cache lacks")
     run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
-    tree.install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX)
+    install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX)
     made = plan.horovod_wheel
     if plan.needs_compilers:
         tools = plan.toolchain()
         made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, tools, say)
     added = [*([made] if made else ()), own]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
-    tree.install(python, log, *added)
+    install(python, log, *added)
     for name in recipe.horovod.leave_out if recipe.horovod else ():
         (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"

@@ -41,6 +41,7 @@ from hpcdl.stack.recipe import (
     Recipe,
     Say,
     SourceEdit,
+    install,
     is_recorded,
     new_log,
     record_digest,
@@ -50,7 +51,6 @@ from hpcdl.stack.recipe import (
 from hpcdl.stack.release import MODULE, digest
 from hpcdl.stack.resolve_facts import known, sentence
 from hpcdl.stack.resolve_solver import Rule
-from hpcdl.stack.tree import install
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.packages import find_program

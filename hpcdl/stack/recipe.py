@@ -15,15 +15,18 @@ an installed wheel have the same files, so a release built from either is the sa
 from __future__ import annotations
 
 import base64
+import configparser
 import csv
 import hashlib
 import io
 import os
 import platform
 import re
+import shutil
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +36,11 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.release import MODULE, digest, normal_name, variant_of
 from hpcdl.stack.resolve import Resolver, computes_of
 from hpcdl.stack.resolve_facts import conditions, gpus_of, needs_of
-from hpcdl.stack.tree import sha256, uv
+from hpcdl.stack.tree import sha256
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
-from hpcdl.system.resources import cache, home, scratch_directory
-from hpcdl.system.run import run
+from hpcdl.system.resources import cache, home, scratch_directory, to_install
+from hpcdl.system.run import CommandResult, run
 from hpcdl.system.text import one_of, utc_stamp
 from hpcdl.system.trust import require_private
 
@@ -47,6 +50,15 @@ MACHINE = "x86_64"
 INDEX = "uv needs PyPI or a mirror of it: set it in pip.conf, or UV_DEFAULT_INDEX"
 _PINNED = re.compile(r"^(\S+)==(\S+)((?: --hash=\S+)*)", re.MULTILINE)
 _FETCH_SECONDS = 3600
+_PIP = {
+    "index-url": "--default-index",
+    "extra-index-url": "--index",
+    "find-links": "--find-links",
+    "trusted-host": "--allow-insecure-host",
+    "no-index": "",
+    "cert": "",
+}
+"""Options of pip, and those of uv for the same; empty for those that differ in form."""
 _RECORD = "sha256.txt"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("examples", "modulefiles", "reframe_checks", "spack", "templates")
@@ -164,6 +176,76 @@ def _digests(name: str, version: str, python: Interpreter) -> list[str]:
     rows = wheels.get(f"{normal_name(name)} {version}", {})
     own = f"cp{python.minor.replace('.', '')}-"
     return [one for tags, one in rows.items() if tags.startswith(own)] or list(rows.values())
+
+
+def find_uv() -> str | None:
+    """Where uv is: installed beside hpcdl, or on PATH; None without it."""
+    with suppress(ImportError, FileNotFoundError):
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    return shutil.which("uv")
+
+
+def uv(*words: str | Path, log: Path, **options: Any) -> CommandResult:
+    """Run `uv pip`, with the index of the site's pip.conf; MissingPrerequisite without uv."""
+    program = find_uv()
+    if program is None:
+        raise MissingPrerequisite("there is no uv to install wheels", hint=to_install("stack"))
+    env = {
+        "UV_CACHE_DIR": str(cache("uv")),
+        "UV_NO_CONFIG": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_LINK_MODE": "copy",
+        "NO_COLOR": "1",
+    }
+    settings = pip_settings()
+    if "cert" in settings:
+        env["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE", settings["cert"])
+    verb, *others = words
+    argv = [program, "pip", verb, "--no-progress", *_index(settings), *others]
+    return run(argv, env=env, log=log, tied=True, timeout=_FETCH_SECONDS, **options)
+
+
+def pip_settings() -> dict[str, str]:
+    """What pip's own files and variables say, by its options: uv reads none of them."""
+    parser = configparser.RawConfigParser()
+    home, xdg = Path.home(), os.environ.get("XDG_CONFIG_HOME", "~/.config")
+    parser.read(
+        [
+            "/etc/xdg/pip/pip.conf",
+            "/etc/pip.conf",
+            home / ".pip/pip.conf",
+            Path(xdg).expanduser() / "pip/pip.conf",
+            Path(sys.prefix) / "pip.conf",
+            os.environ.get("PIP_CONFIG_FILE", os.devnull),
+        ]
+    )
+    found = dict(parser["global"]) if parser.has_section("global") else {}
+    named = (f"PIP_{name.upper().replace('-', '_')}" for name in _PIP)
+    return found | {
+        name: os.environ[key] for name, key in zip(_PIP, named, strict=True) if key in os.environ
+    }
+
+
+def _index(settings: Mapping[str, str]) -> Iterator[str]:
+    """Yield the options of uv for the index that pip would use."""
+    yield from ("--index-strategy", "unsafe-best-match")  # as pip: digests say what a wheel is
+    for name, option in _PIP.items():
+        for word in settings.get(name, "").split() if option else ():
+            yield from (option, word)
+    if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
+        yield "--no-index"
+
+
+def install(python: Path, log: Path, *words: str | Path, hint: str = "") -> None:
+    """Install wheels into the environment of `python`, without what they need.
+
+    What uv has in its cache is not looked for on the network.
+    """
+    argv = ["install", "--python", python, "--no-deps", "--only-binary", ":all:", *words]
+    if not uv(*argv, "--offline", log=log, check=False).ok:
+        uv(*argv, log=log, hint=hint)
 
 
 def record_digest(wheel: Path) -> None:

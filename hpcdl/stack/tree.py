@@ -23,14 +23,12 @@ program cannot set) differ from those at the last full check, whose digest is in
 
 from __future__ import annotations
 
-import configparser
 import hashlib
 import json
 import os
 import re
 import shutil
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,8 +48,8 @@ from hpcdl.system.files import (
     write_atomic,
     write_json,
 )
-from hpcdl.system.resources import cache, folder, to_install
-from hpcdl.system.run import CommandResult, module_argv, run
+from hpcdl.system.resources import folder
+from hpcdl.system.run import module_argv, run
 from hpcdl.system.trust import require_private
 
 TRASH = ".trash-"
@@ -63,15 +61,6 @@ _ENTER = stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH
 _FREE = (
     "`hpcdl stack gc` removes releases that nothing uses; HPCDL_CACHE says where wheels are kept"
 )
-_PIP = {
-    "index-url": "--default-index",
-    "extra-index-url": "--index",
-    "find-links": "--find-links",
-    "trusted-host": "--allow-insecure-host",
-    "no-index": "",
-    "cert": "",
-}
-"""Options of pip, and those of uv for the same; empty for those that differ in form."""
 _ROOT = 0
 _BELONGS = "belongs to user"
 _WRITE_OTHERS = stat.S_IWGRP | stat.S_IWOTH
@@ -128,76 +117,6 @@ def unfinished(site: Site) -> list[Path]:
             or (_RELEASE_ID.fullmatch(tree.name) and not (tree / "release.json").is_file())
         ]
     return []
-
-
-def find_uv() -> str | None:
-    """Where uv is: installed beside hpcdl, or on PATH; None without it."""
-    with suppress(ImportError, FileNotFoundError):
-        from uv import find_uv_bin
-
-        return str(find_uv_bin())
-    return shutil.which("uv")
-
-
-def uv(*words: str | Path, log: Path, **options: Any) -> CommandResult:
-    """Run `uv pip`, with the index of the site's pip.conf; MissingPrerequisite without uv."""
-    program = find_uv()
-    if program is None:
-        raise MissingPrerequisite("there is no uv to install wheels", hint=to_install("stack"))
-    env = {
-        "UV_CACHE_DIR": str(cache("uv")),
-        "UV_NO_CONFIG": "1",
-        "UV_PYTHON_DOWNLOADS": "never",
-        "UV_LINK_MODE": "copy",
-        "NO_COLOR": "1",
-    }
-    settings = pip_settings()
-    if "cert" in settings:
-        env["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE", settings["cert"])
-    verb, *others = words
-    argv = [program, "pip", verb, "--no-progress", *_index(settings), *others]
-    return run(argv, env=env, log=log, tied=True, timeout=_BUILD_SECONDS, **options)
-
-
-def pip_settings() -> dict[str, str]:
-    """What pip's own files and variables say, by its options: uv reads none of them."""
-    parser = configparser.RawConfigParser()
-    home, xdg = Path.home(), os.environ.get("XDG_CONFIG_HOME", "~/.config")
-    parser.read(
-        [
-            "/etc/xdg/pip/pip.conf",
-            "/etc/pip.conf",
-            home / ".pip/pip.conf",
-            Path(xdg).expanduser() / "pip/pip.conf",
-            Path(sys.prefix) / "pip.conf",
-            os.environ.get("PIP_CONFIG_FILE", os.devnull),
-        ]
-    )
-    found = dict(parser["global"]) if parser.has_section("global") else {}
-    named = (f"PIP_{name.upper().replace('-', '_')}" for name in _PIP)
-    return found | {
-        name: os.environ[key] for name, key in zip(_PIP, named, strict=True) if key in os.environ
-    }
-
-
-def _index(settings: Mapping[str, str]) -> Iterator[str]:
-    """Yield the options of uv for the index that pip would use."""
-    yield from ("--index-strategy", "unsafe-best-match")  # as pip: digests say what a wheel is
-    for name, option in _PIP.items():
-        for word in settings.get(name, "").split() if option else ():
-            yield from (option, word)
-    if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
-        yield "--no-index"
-
-
-def install(python: Path, log: Path, *words: str | Path, hint: str = "") -> None:
-    """Install wheels into the environment of `python`, without what they need.
-
-    What uv has in its cache is not looked for on the network.
-    """
-    argv = ["install", "--python", python, "--no-deps", "--only-binary", ":all:", *words]
-    if not uv(*argv, "--offline", log=log, check=False).ok:
-        uv(*argv, log=log, hint=hint)
 
 
 def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) -> None:

@@ -25,10 +25,11 @@ from hpcdl.regress.history import Result, open_history
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, is_held, new_run, sweep
 from hpcdl.slurm import client, once
 from hpcdl.stack.recipe import (
+    install,
     record_digest,
     require_as_built,
 )
-from hpcdl.stack.tree import compile_bytecode, install
+from hpcdl.stack.tree import compile_bytecode
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home

@@ -14,9 +14,12 @@ from hpcdl import facts
 from hpcdl.stack.horovod import Tool, Toolchain, fetch_sdist, find_horovod, horovod_folder
 from hpcdl.stack.recipe import (
     Interpreter,
+    _index,
+    install,
     lock_file,
     lock_wheels,
     pins,
+    pip_settings,
     read_wheels,
     recipe_of,
     record_digest,
@@ -24,7 +27,7 @@ from hpcdl.stack.recipe import (
 )
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import known
-from hpcdl.stack.tree import _index, install, pip_settings, sha256
+from hpcdl.stack.tree import sha256
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site

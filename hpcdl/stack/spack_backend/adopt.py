@@ -25,7 +25,7 @@ from typing import Any
 from hpcdl import __version__
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.modules import SITE_FILE
-from hpcdl.stack.recipe import Say, new_log, own_digest, own_wheel
+from hpcdl.stack.recipe import Say, install, new_log, own_digest, own_wheel
 from hpcdl.stack.release import Release, ReleasePlan, read_release
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import serves, wheel_sets
@@ -35,7 +35,6 @@ from hpcdl.stack.tree import (
     add_startup,
     build_slot,
     compile_folders,
-    install,
     new_tree,
     open_to_readers,
     record_release,
