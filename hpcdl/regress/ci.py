@@ -8,7 +8,6 @@ name of the site passes through the quoting of the place where it stands.
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 import re
@@ -20,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
@@ -34,7 +35,6 @@ DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sun
 _AT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _PLAIN = re.compile(r"[\w./:=@,+-]+", re.ASCII)
 _HOURS = 8
-_UNPRINTED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
 _WEEKLY_AFTER, _CACHE_BEFORE = 6, 4
 """Hours from the nightly checks to the weekly ones, and from the build cache to them."""
 _LARGEST_CHECK_NODES = 4
@@ -64,27 +64,6 @@ class Request:
     user: str = ""
     notify: str = ""
     runs: int = 1
-
-
-@dataclass(frozen=True)
-class Clock:
-    """A time of day, and the day of a week where it is weekly."""
-
-    hour: int
-    minute: int
-    day: int | None = None
-
-    @property
-    def cron(self) -> str:
-        """As five fields of a crontab, where Sunday is 0."""
-        day = "*" if self.day is None else str((self.day + 1) % 7)
-        return f"{self.minute} {self.hour} * * {day}"
-
-    @property
-    def calendar(self) -> str:
-        """As systemd writes it (systemd.time(7))."""
-        day = "" if self.day is None else f"{DAYS[self.day][:3].title()} "
-        return f"{day}*-*-* {self.hour:02d}:{self.minute:02d}:00"
 
 
 def this_command() -> str:
@@ -146,14 +125,14 @@ def unit_user(given: str, site: Site) -> str:
 
 def explained(site: Site, request: Request) -> str:
     """Describe a pipeline, in a line per run."""
-    clock, again = _clock(request), site.remeasure
-    weekly = (clock.hour + _WEEKLY_AFTER) % 24
+    (hour, minute), again = _time(request), site.remeasure
+    weekly = f"{(hour + _WEEKLY_AFTER) % 24:02d}:{minute:02d}"
     budget = f"at most {again.runs} more, for {again.minutes:g} minutes" if again.runs else "none"
     who = f" as {request.user}" if request.user else ""
     lines = [
         f"every night at {request.at}{who}: checks with the tags nightly and node, runs: "
         f"{request.runs}, again where suspicious: {budget}; then report and gate",
-        f"on {request.day} at {weekly:02d}:{clock.minute:02d}{who}: checks with the tag weekly",
+        f"on {request.day} at {weekly}{who}: checks with the tag weekly",
     ]
     lines += [f"the gate tells whom {request.notify} names"] if request.notify else []
     return "\n".join(lines)
@@ -220,21 +199,20 @@ def _systemd(values: dict[str, Any]) -> dict[str, str]:
 
 def _values(site: Site, request: Request) -> dict[str, Any]:
     """Everything the templates may use. Raises BadInput: a time or a day that is none."""
-    clock = _clock(request)
-    command = [request.command]
+    hour, minute = _time(request)
+    command, reports = [request.command], str(reports_directory(site))
     where = ["--site", request.site_file]
     builds = [[*command, "stack", "build", "--name", name, *where] for name in sorted(site.stacks)]
     notify = ["--notify", request.notify] if request.notify else []
     often = ["--runs", str(request.runs)] if request.runs > 1 else []
     night = [*command, "check", "night", *often, *notify, *where]
-    hours, minutes, reports = clock.hour, clock.minute, str(reports_directory(site))
     return {
         **vars(request),
         "site": site.name,
         "hours": _HOURS,
-        "nightly": clock,
-        "weekly": Clock((hours + _WEEKLY_AFTER) % 24, minutes, DAYS.index(request.day)),
-        "cache": Clock((hours - _CACHE_BEFORE) % 24, minutes),
+        "nightly": _clock(hour, minute),
+        "weekly": _clock(hour + _WEEKLY_AFTER, minute, DAYS.index(request.day)),
+        "cache": _clock(hour - _CACHE_BEFORE, minute),
         "lines": {"nightly": shlex.join(night), "weekly": shlex.join([*night, "--weekly"])},
         "builds": [shlex.join(build) for build in builds],
         "commands": {"cache": builds, "nightly": [night], "weekly": [[*night, "--weekly"]]},
@@ -283,19 +261,24 @@ def last_page(site: Site) -> Path | None:
     return max(written, key=lambda page: page.stat().st_mtime, default=None)
 
 
-def _clock(request: Request) -> Clock:
+def _time(request: Request) -> tuple[int, int]:
+    """The hour and minute of the nightly checks."""
     found = _AT.fullmatch(request.at)
     if found is None:
         raise BadInput(f"'{request.at}' is no time of day", hint="write it like 02:30")
-    if request.day not in DAYS:
-        raise BadInput(f"'{request.day}' is no day", hint=f"use one of: {', '.join(DAYS)}")
-    return Clock(int(found[1]), int(found[2]))
+    return int(found[1]), int(found[2])
+
+
+def _clock(hour: int, minute: int, day: int | None = None) -> dict[str, str]:
+    """A time in five fields of a crontab, where Sunday is 0, and as systemd.time(7) has it."""
+    name = "" if day is None else f"{DAYS[day][:3].title()} "
+    cron = f"{minute} {hour % 24} * * {'*' if day is None else (day + 1) % 7}"
+    return {"cron": cron, "calendar": f"{name}*-*-* {hour % 24:02d}:{minute:02d}:00"}
 
 
 def yaml_text(text: object) -> str:
     """Text as a double-quoted scalar of YAML, whatever it holds."""
-    quoted = json.dumps(str(text), ensure_ascii=False)
-    return _UNPRINTED.sub(lambda found: f"\\u{ord(found.group()):04x}", quoted)
+    return yaml.safe_dump(str(text), default_style='"', width=sys.maxsize).strip()
 
 
 def github_text(text: object) -> str:

@@ -168,7 +168,6 @@ def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations):
     "bad",
     [
         {"at": "25:00"},
-        {"day": "sonntag"},
         {"notify": "a\nb"},
         {"site_file": "a\x1bb"},
     ],
