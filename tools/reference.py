@@ -41,7 +41,7 @@ def site_file() -> str:
 
 `site.yaml` describes a cluster once; stacks, scripts, checks and predictions are derived from it.
 `hpcdl site init` writes a commented one from a live Slurm, `hpcdl site check` compares the two, and
-`hpcdl site schema` prints a JSON Schema for editors. Commented examples are in
+`hpcdl schema site` prints a JSON Schema for editors. Commented examples are in
 `templates/sites/`.
 
 All errors of a file are shown at once, each with its line and the nearest valid key. Anchors, tags
@@ -65,7 +65,7 @@ def job_file() -> str:
 `hpcdl job submit --file job.yaml` takes a request from a file; options on the command line
 override it. If one of `--gpus`, `--nodes`, `--gpus-per-node`, `--tasks` and `--tasks-per-node` is
 given, all five values of the file are ignored; `--mem` replaces `mem_per_cpu` and `mem_per_gpu`.
-`hpcdl job schema` prints a JSON Schema for editors.
+`hpcdl schema job` prints a JSON Schema for editors.
 
 ```yaml
 schema: 1

@@ -20,25 +20,37 @@ from hpcdl.system.files import careful_umask
 from hpcdl.system.inert import discard, inert_output
 from hpcdl.system.text import did_you_mean, listed, nearest, one_of, wrapped
 
-# Name of a module of this package -> what the overview says of it. The module holds a GROUP or
-# a COMMAND of that name.
-GROUPS: dict[str, str] = {
-    "site": "describe the cluster: write, check and show its site file",
-    "cluster": "the embedded cluster: a real Slurm on this machine",
-    "stack": "the software stack: build, verify, publish and roll back releases",
-    "job": "batch jobs: render, submit, watch and report on training jobs",
+# For whom -> name of a module of this package -> what the overview says of it. The module holds a
+# GROUP or a COMMAND of that name.
+_ROLES: dict[str, dict[str, str]] = {
+    "jobs": {
+        "job": "batch jobs: render, submit, watch and report on training jobs",
+        "train": "the training program that jobs run",
+        "data": "data sets: make, inspect and time TFRecords",
+        "predict": "how training will scale: time, cost and bottleneck, before you submit",
+    },
+    "the cluster": {
+        "site": "describe the cluster: write, check and show its site file",
+        "stack": "the software stack: build, verify, publish and roll back releases",
+        "cluster": "the embedded cluster: a real Slurm on this machine",
+        "doctor": "check this machine's prerequisites",
+        "clean": "remove old runs, logs and cached files that nothing needs",
+        "completion": "shell completions for bash and zsh",
+    },
+    "operation": {
+        "check": "nightly regression checks: runs, references, verdicts, history, gate",
+        "study": "reproduce published scaling studies, small or at full size",
+    },
+}
+_MACHINERY = {
     "preflight": "the checks that every job runs before its program",
     "stage": "copy a data set to the node's own disk",
-    "data": "data sets: make, inspect and time TFRecords",
-    "train": "the training program that jobs run",
-    "predict": "how training will scale: time, cost and bottleneck, before you submit",
-    "study": "reproduce published scaling studies, small or at full size",
-    "check": "nightly regression checks: runs, references, verdicts, history, gate",
-    "clean": "remove old runs, logs and cached files that nothing needs",
-    "doctor": "check this machine's prerequisites",
-    "completion": "shell completions for bash and zsh",
+    "schema": "JSON Schemas of the site file and of job files, for editors",
 }
+"""Called by scripts and editors; the overview leaves them out."""
+GROUPS = {name: what for rows in (*_ROLES.values(), _MACHINERY) for name, what in rows.items()}
 
+_HELP = {"-h", "--help", "--help-all"}
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 _SHARED = frozenset({"--site", "--json", "-v", "--verbose", "--no-color", "--dry-run"})
 
@@ -115,7 +127,7 @@ def _dispatch(argv: list[str]) -> ExitCode | int:
     end = argv.index("--") if "--" in argv else len(argv)
     asked = ("--help" if one in {"-?", "/?"} else one for one in argv[:end])
     argv = _options_last([*asked, *argv[end:]])
-    if not argv or argv[0] in {"-h", "--help"}:
+    if not argv or argv[0] in _HELP:
         print(overview())
         return ExitCode.OK
     if argv[0] in {"-V", "--version", "version"}:
@@ -149,7 +161,7 @@ def _meant(word: str) -> str:
 def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
     commands = {command.name: command for command in group.commands}
     argv = _options_last(argv)
-    if not argv or argv[0] in {"-h", "--help"}:
+    if not argv or argv[0] in _HELP:
         print(group_overview(group))
         return ExitCode.OK
     if group.default and (argv[0].startswith("-") or nearest(argv[0], commands) is None):
@@ -159,7 +171,7 @@ def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
         raise BadInput(f"'hpcdl {group.name}' needs a command", hint=hint)
     if argv[0] not in commands:
         meant = [one for one in command_hint("commands", argv[0]) if one in commands]
-        hint = did_you_mean([*meant, argv[0]][0], commands)
+        hint = command_hint("gone", argv[0]) or did_you_mean([*meant, argv[0]][0], commands)
         raise BadInput(f"'hpcdl {group.name}' has no command '{argv[0]}'", hint=hint)
     return _run(f"hpcdl {group.name} {argv[0]}", commands[argv[0]], argv[1:])
 
@@ -172,7 +184,8 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
         if re.match(rf"[{_DASHES}]+(\w|$)", word):
             typed = f"--{word.lstrip(f'{_DASHES}-')}"
             raise BadInput(f"'{word}' begins with a typographic dash", hint=f"type {typed}")
-    args = parser.parse_args(argv[:end])
+    parser.whole = "--help-all" in argv[:end]
+    args = parser.parse_args(["--help"] if parser.whole else argv[:end])
     args.rest = argv[end + 1 :]
     if args.rest and not command.rest:
         raise BadInput(f"'{prog}' takes nothing after '--'", hint="leave '--' and the rest out")
@@ -182,10 +195,11 @@ def _run(prog: str, command: Command, argv: list[str]) -> ExitCode | int:
 def overview() -> str:
     """Return the text of `hpcdl --help`: an example first, then the groups."""
     what = wrapped("From bare Slurm to verified TensorFlow training, from one site file.")
+    roles = "\n\n".join(f"{role}:\n{listed(rows)}" for role, rows in _ROLES.items())
     more = "`hpcdl COMMAND --help` shows an example. Commands that read the site file take --site."
     return (
         f"example: hpcdl job submit --partition p100 --gpus 8\n\n{what}\n\n"
-        f"usage: hpcdl COMMAND ...\n\n{listed(GROUPS)}\n\n{wrapped(more)}"
+        f"usage: hpcdl COMMAND ...\n\n{roles}\n\n{wrapped(more)}"
     )
 
 

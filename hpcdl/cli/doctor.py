@@ -9,8 +9,8 @@ from hpcdl.system.errors import ExitCode
 
 
 @command(
-    "hpcdl doctor --role login",
-    option("--role", "ROLE", "login, admin or laptop (default: the demo)", default="demo"),
+    "hpcdl doctor login",
+    option("role", "ROLE", "login, admin or laptop (default: the demo)", nargs="?", default="demo"),
 )
 def _doctor(args: argparse.Namespace) -> ExitCode:
     """Check this machine's prerequisites, or those of its role; name what is missing."""

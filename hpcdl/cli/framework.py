@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 _EMPTY = "the value is empty"
+_FIRST = 15
+"""So many options of its own has a command's help; --help-all has all."""
+_SHARED = {"help", "site", "dry_run", "json", "verbose", "no_color"}
 Configure = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], ExitCode | int]
 
@@ -107,7 +110,13 @@ class Parser(argparse.ArgumentParser):
     """An argument parser that suggests the nearest option and shows an example first."""
 
     def format_help(self) -> str:
-        """The help: the example first, then what argparse prints."""
+        """The help: the example first, then what argparse prints, of many options the first."""
+        own = [one for one in self._actions if one.option_strings and one.dest not in _SHARED]
+        hidden = [] if self.whole else own[_FIRST:]
+        for action in hidden:
+            action.help = argparse.SUPPRESS
+        more = f"--help-all shows {len(hidden)} more options" if hidden else None
+        self.epilog = "\n\n".join(filter(None, [self.epilog, more]))
         text = super().format_help()
         usage, _, rest = text.partition("\n\n")
         example, _, rest = rest.partition("\n\n")
@@ -115,6 +124,8 @@ class Parser(argparse.ArgumentParser):
 
     rest = ""
     """What may follow two dashes."""
+    whole = False
+    """Whether the help has all options."""
     _mixing = False
 
     def parse_known_args(  # type: ignore[override]

@@ -14,7 +14,6 @@ from hpcdl.cli import interactive, request
 from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
 from hpcdl.cli.lint import lint
 from hpcdl.cli.train import train_options
-from hpcdl.jobs.spec import job_schema
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import StatusLine
@@ -75,13 +74,6 @@ def _print_script(script: JobScript) -> None:
     sys.stdout.flush()
     sys.stdout.buffer.write(script.text.encode(errors="surrogateescape"))
     sys.stdout.buffer.flush()
-
-
-@command("hpcdl job schema > job.schema.json", site=False)
-def _schema(args: argparse.Namespace) -> ExitCode:
-    """Print the JSON Schema of job.yaml, for editors."""
-    print_json(job_schema())
-    return ExitCode.OK
 
 
 @command(
@@ -531,7 +523,6 @@ GROUP = Group(
         _submit,
         _render,
         _explain,
-        _schema,
         interactive.shell,
         interactive.jupyter,
         _watch,

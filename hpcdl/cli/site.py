@@ -92,7 +92,6 @@ def as_data(value: Any) -> Any:
 @command(
     "hpcdl site init --output site.yaml",
     option("--output", "FILE", "write to FILE instead of the screen", type=Path),
-    option("--force", "replace an existing file"),
     changes=True,
     site=False,
 )
@@ -104,10 +103,9 @@ def _init(args: argparse.Namespace) -> ExitCode:
 
     if args.output and args.output.is_dir():
         raise BadInput(f"{args.output} is a directory", hint="name a file in it")
-    # Nothing is lost: the old draft was not edited.
-    kept = args.output and args.output.exists() and not args.force
+    kept = args.output and args.output.exists()  # a draft that nobody edited may go
     if kept and not is_unedited(read_regular(args.output).decode(errors="replace")):
-        raise BadInput(f"{args.output} already exists", hint="give --force to replace it")
+        raise BadInput(f"{args.output} already exists", hint="move it away, or name another file")
     cluster = look()
     drafted = draft(cluster)
     if args.json:
@@ -171,13 +169,4 @@ def _gpus(args: argparse.Namespace) -> ExitCode:
     return show(args, {"gpus": [row._asdict() for row in rows]}, text)
 
 
-@command("hpcdl site schema > site.schema.json", site=False)
-def _schema(args: argparse.Namespace) -> ExitCode:
-    """Print the JSON Schema of the site file, for editors."""
-    from hpcdl.site.check import site_schema
-
-    print_json(site_schema())
-    return ExitCode.OK
-
-
-GROUP = Group("site", (_init, _gpus, _check, _show, _schema))
+GROUP = Group("site", (_init, _gpus, _check, _show))

@@ -440,6 +440,6 @@ def load_request(path: Path) -> dict[str, Any]:
     from hpcdl.system.document import read_document
     from hpcdl.system.trust import require_known_owner
 
-    keys = "write `schema: 1` and options of `hpcdl job submit`; `hpcdl job schema` has all keys"
+    keys = "write `schema: 1` and options of `hpcdl job submit`; `hpcdl schema job` has all keys"
     document = read_document(path, if_empty=keys, require=require_known_owner)
     return read_file(JobSpec, document, version=1)

@@ -1,6 +1,6 @@
 """Checks a site file: first by its schema, then what a schema cannot express.
 
-The schema follows from the fields of `model`: `hpcdl site schema` prints it for editors, and
+The schema follows from the fields of `model`: `hpcdl schema site` prints it for editors, and
 docs/site-file.md is generated from their help. A GPU model must be known or described; groups
 must cover the partition's nodes, and jobs must be able to ask Slurm for each of them alone. It is
 apart from `load` because it needs YAML and the schema, and the values of a valid file are cached.

@@ -109,10 +109,8 @@ def run(
     attempt starts again. With a `log` both outputs go there as they come, and are not kept.
     `watch` is called about once a second; `hint` says what to do when the command fails.
 
-    Raises:
-        MissingPrerequisite: it could not be started.
-        CommandFailed: non-zero exit code and `check`.
-        Stopped: the time limit passed.
+    Raises MissingPrerequisite (it could not be started), CommandFailed (non-zero exit code and
+    `check`), or Stopped: the time limit passed.
     """
     command, where, start = tuple(map(str, argv)), _absolute(directory), time.monotonic()
     try:
@@ -127,8 +125,8 @@ def run(
                 env={**(os.environ if base_env is None else base_env), **(env or {})},
                 stdout=out,
                 stderr=subprocess.PIPE if log is None else subprocess.STDOUT,
-                preexec_fn=tie() if tied else None,
-            )  # one call, no threads
+                preexec_fn=tie() if tied else None,  # one call, no threads
+            )
     except subprocess.TimeoutExpired as fault:
         message = f"'{shlex.join(command)[:200]}' did not end within {duration(timeout or 0)}"
         raise Stopped(message, hint=hint) from fault

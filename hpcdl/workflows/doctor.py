@@ -110,7 +110,7 @@ def as_text(diagnosis: Diagnosis) -> str:
     if extra:
         parts.append("\n".join(["and what is optional:", *(f"  {line}" for line in extra)]))
     if diagnosis.role == DEMO:
-        parts.append("on a cluster: hpcdl doctor --role login or admin")
+        parts.append("on a cluster: hpcdl doctor login or admin")
     return "\n\n".join(parts)
 
 

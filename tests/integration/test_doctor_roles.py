@@ -1,4 +1,4 @@
-"""`hpcdl doctor --role` on the embedded cluster: on a login node."""
+"""`hpcdl doctor ROLE` on the embedded cluster: on a login node."""
 
 import json
 
@@ -17,7 +17,7 @@ def ask(slurm, tmp_path):
 
     def lacking(role, change=("", "")):
         site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"), change)
-        words = (HPCDL, "doctor", "--role", role, "--site", site, "--json")
+        words = (HPCDL, "doctor", role, "--site", site, "--json")
         done = slurm(*words, check=False)
         data = json.loads(done.stdout)
         assert (done.returncode == 3) is not data["complete"]

@@ -59,7 +59,7 @@ def shell(cluster_home):
 def drafted(shell):
     """The site file that `site init` drafts, with the one thing that Slurm does not say."""
     path = shell.directory / "site.yaml"
-    said = shell.refused(6, "site", "init", "--output", path, "--force")
+    said = shell.refused(6, "site", "init", "--output", path)
     assert said == "to fill in: partitions.odd.groups.2.gpu.model: Slurm says no type\n"
     text = path.read_text().replace("model: FILL-IN", "model: X1")
     text += "gpus:\n  X1: {compute: 8.9, memory_gb: 16}\n"

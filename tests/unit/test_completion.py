@@ -54,7 +54,7 @@ def test_names_of_the_site_are_offered(tmp_path, monkeypatch, hpcdl):
 
 LINES = {
     "jo": {"job"},
-    "site ": {"init", "check", "show", "schema", "gpus"},
+    "site ": {"init", "check", "show", "gpus"},
     "job ren": {"render"},
     "job render --gpus": {"--gpus", "--gpus-per-node"},
     "job submit --dry": {"--dry-run"},

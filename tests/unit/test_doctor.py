@@ -79,7 +79,7 @@ def test_what_is_missing_is_said_with_exit_code_3(monkeypatch, hpcdl):
 def test_a_laptop_needs_no_slurm_and_no_site(monkeypatch, hpcdl):
     for name in ("PATH", "SLURM_CONF", "HPCDL_SITE"):
         monkeypatch.delenv(name, raising=False)
-    assert "\nnothing is missing\n" in hpcdl("doctor", "--role", "laptop").out
+    assert "\nnothing is missing\n" in hpcdl("doctor", "laptop").out
 
 
 @pytest.mark.parametrize("role", ["login", "admin"])
@@ -87,7 +87,7 @@ def test_a_cluster_s_machine_without_slurm_is_told_what_lacks(role, tmp_path, mo
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path))
     monkeypatch.delenv("HPCDL_SITE", raising=False)
-    data = json.loads(hpcdl("doctor", "--role", role, "--json", code=3).out)
+    data = json.loads(hpcdl("doctor", role, "--json", code=3).out)
     lacks = {one["name"]: one["remedy"] for one in data["findings"] if one["found"] is None}
     assert "PATH" in lacks["Slurm"]
     assert "hpcdl site init" in lacks["site file"]
