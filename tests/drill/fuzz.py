@@ -25,7 +25,9 @@ from hpcdl.cli import GROUPS, load_group, main
 from hpcdl.cli.framework import Command
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.resources import folder
+from tests import nights
 from tests.drill.harness import Drill
+from tests.studies import a_result
 
 _SECONDS = 30
 _MEMORY = 4 << 30
@@ -43,22 +45,73 @@ _VALUES = (
     *(*_NASTY, None, True, False, 0, -1, 2**70, 1.5, float("nan"), float("inf")),
     *([], {}, [[]], {"": 1}, [None], {"a": {"b": {"c": 1}}}, ["x"] * 300, {1: 2}),
 )
-# Commands that read a document, by its kind; FILE is the mutated one.
-_READERS = {
-    "site": (
-        *("site show --site FILE", "job render --site FILE --no-module"),
+_JOB = yaml.safe_load(
+    "{schema: 1, partition: p100, nodes: 2, gpus_per_node: 4, time: '2:00:00', name: x, mem: 8G, "
+    "launcher: horovod, env: {A: b}, modules: [tensorflow], data: /data, account: p, chdir: /work, "
+    "sbatch: [mail-type=END], program: [python, train.py, --lr, '0.1']}"
+)
+_ADDRESSEES = yaml.safe_load(
+    "{schema: 1, when: change, link: 'https://x/y', targets: [{kind: mail, to: [a@b.c]}, {kind: "
+    "webhook, url: 'https://127.0.0.1:1/x'}, {kind: command, run: ['true', '-x']}]}"
+)
+_REFERENCES = yaml.safe_load(
+    "{schema: 1, set: embedded, references: [{check: throughput, case: mlp, partition: p100, "
+    "metric: rate, value: 100.0, unit: images/s, lower: -0.1, source: a night, proof: run, "
+    "date: '2026-01-01', runs: 5, spread: 0.01}]}"
+)
+_NIGHTS = "date,value,release,driver,note\n" + "".join(
+    f"2026-01-{day:02d},{100 + day % 3},r,580,\n" for day in range(1, 29)
+)
+
+
+def _sites(chance):
+    names = ("pi", "embedded", "p100-v100-k80", "a100-h100")
+    return (folder("templates") / "sites" / f"{chance.choice(names)}.yaml").read_text()
+
+
+def _scripts(chance):
+    golden = Path(__file__).resolve().parents[1] / "golden"
+    return chance.choice(sorted(golden.glob("*.sh"))).read_text()
+
+
+def _rows(_):
+    return "".join(json.dumps(vars(row)) + "\n" for row in nights.simulated(1))
+
+
+# Kinds of documents: the name of the file, a valid one, and the commands that read it.
+_DOCUMENTS = {
+    "x.yaml": (
+        _sites,
+        *("site show --site FILE", "job render --site FILE --no-module -- ./x"),
         *("job render --site FILE --gpus 2 -- ./x", "cluster status --site FILE"),
         *("stack resolve --site FILE", "stack plan --site FILE", "stack list --site FILE"),
-        *("predict scale --site FILE --model resnet50", "check settings --site FILE"),
-        "check references show --site FILE",
+        *("predict --site FILE --model resnet50", "check settings --site FILE"),
+        *("check references show --site FILE", "cluster up --dry-run --site FILE"),
     ),
-    "job": tuple(
-        f"job {act} --site embedded --file FILE" for act in ("render", "submit --dry-run")
+    "job.yaml": (
+        lambda _: yaml.safe_dump(_JOB),
+        "job render --site embedded --no-module --file FILE",
+        "job submit --dry-run --site embedded --file FILE",
     ),
-    "script": ("job lint FILE", "job lint --site pi --json FILE"),
-    "result": (
-        "predict scale --site embedded --calibrate FILE",
-        "check history import --site embedded FILE",
+    "x.sh": (_scripts, "job lint FILE", "job lint --site pi --json FILE"),
+    "result.json": (
+        lambda _: json.dumps(a_result(4, 900.0)),
+        "predict --site embedded --partition p100 --model resnet50 --calibrate FILE",
+    ),
+    "rows.jsonl": (_rows, "check history import --site embedded FILE"),
+    "verdicts.json": (
+        lambda _: json.dumps(nights.verdicts(Path.cwd(), log_lines=1)),
+        *("check report --site embedded FILE", "check history import --site embedded FILE"),
+        "check report --site embedded --format html FILE",
+    ),
+    "nights.csv": (lambda _: _NIGHTS, "check drift FILE"),
+    "addressees.yaml": (
+        lambda _: yaml.safe_dump(_ADDRESSEES),
+        "check gate --site embedded --notify FILE",
+    ),
+    "home/embedded/prefix/references/embedded.yaml": (
+        lambda _: yaml.safe_dump(_REFERENCES),
+        *("check references show --site embedded", "check gate --site embedded"),
     ),
 }
 
@@ -102,81 +155,43 @@ def _commands():
                 yield command
 
 
+def _changed(chance, parts):
+    """Words or lines with one change: one left out, twice, added, moved, or other inside."""
+    place, other = chance.randrange(len(parts)), chance.randrange(len(parts))
+    part, nasty = parts[place], chance.choice(_NASTY)
+    at = chance.randrange(len(part) + 1)
+    spliced = part[:at] + nasty[: chance.choice((9, 40, 9999))] + part[at + chance.randrange(2) :]
+    now = chance.choice(
+        ([], [part, parts[other]], [nasty, part], [parts[other]], [nasty], [spliced])
+    )
+    return [*parts[:place], *now, *parts[place + 1 :]]
+
+
 def _command(chance):
     """The example of a command with one word changed."""
     command = chance.choice(list(_commands()))
-    words = shlex.split(command.example.split("|")[0].split(">")[0])[1:]
-    place = chance.randrange(len(words))
-    what = chance.randrange(6)
-    if what == 0:
-        del words[place]
-    elif what == 1:
-        words.insert(place, words[chance.randrange(len(words))])
-    elif what == 2:
-        words.insert(place, chance.choice(_NASTY))
-    elif what == 3:
-        other = chance.randrange(len(words))
-        words[place], words[other] = words[other], words[place]
-    elif what == 4 and words[place]:
-        at = chance.randrange(len(words[place]))
-        words[place] = (
-            words[place][:at] + chance.choice(_NASTY)[:9] + words[place][at + chance.randrange(2) :]
-        )
-    else:
-        words[place] = chance.choice(_NASTY)
+    words = _changed(chance, shlex.split(command.example.split("|")[0].split(">")[0])[1:])
     end = words.index("--") if "--" in words else len(words)
     return [*words[:end], *(["--dry-run"] if command.changes else []), *words[end:]]
 
 
-def _document(chance, home):
+def _document(chance, home, *, mutated=True):
     """A command that reads a document which has one mutation."""
-    kind = chance.choice(list(_READERS))
-    text = _mutated(chance, _valid(chance, kind), as_text=kind == "script")
-    path = home / "work" / {"script": "x.sh", "result": "x.json"}.get(kind, "x.yaml")
+    name, (valid, *commands) = chance.choice(list(_DOCUMENTS.items()))
+    text = valid(chance)
+    if mutated:
+        text = _mutated(chance, text, as_text=not name.endswith(("yaml", "json")))
+    path = home / name if "/" in name else home / "work" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode(errors="surrogateescape"))
-    words = chance.choice(_READERS[kind]).split()
+    path.chmod(0o600)
+    words = chance.choice(commands).split()
     return [str(path) if word == "FILE" else word for word in words]
-
-
-def _valid(chance, kind):
-    if kind == "site":
-        names = ("pi", "embedded", "p100-v100-k80", "a100-h100")
-        return (folder("templates") / "sites" / f"{chance.choice(names)}.yaml").read_text()
-    if kind == "script":
-        golden = Path(__file__).resolve().parents[1] / "golden"
-        return chance.choice(sorted(golden.glob("*.sh"))).read_text()
-    if kind == "job":
-        return yaml.safe_dump(_JOB)
-    return json.dumps(_RESULT)
-
-
-_JOB = yaml.safe_load(
-    "{schema: 1, partition: p100, nodes: 2, gpus_per_node: 4, time: '2:00:00', name: x, mem: 64G, "
-    "launcher: horovod, env: {A: b}, modules: [tensorflow], data: /data, account: p, chdir: /work, "
-    "sbatch: [mail-type=END], program: [python, train.py, --lr, '0.1']}"
-)
-_RESULT = yaml.safe_load(
-    "{schema: 1, model: resnet50, global_batch: 256, world_size: 4, nodes: 1, precision: fp32, "
-    "throughput: {mean: 900.0, unit: images/s}, steps: 100, phases: {compute: 0.2, input: 0.01}, "
-    "hardware: {gpu: P100-PCIe}, time: '2026-11-01T10:00:00+00:00', status: completed}"
-)
 
 
 def _mutated(chance, text, *, as_text):
     if as_text or chance.random() < 0.3:
-        lines = text.splitlines()
-        place, value = chance.randrange(len(lines)), str(chance.choice(_NASTY))
-        what = chance.randrange(4)
-        if what == 0:
-            del lines[place]
-        elif what == 1:
-            lines.insert(place, lines[chance.randrange(len(lines))])
-        elif what == 2:
-            lines[place] = f"{lines[place]}{value}"
-        else:
-            at = chance.randrange(len(lines[place]) + 1)
-            lines[place] = lines[place][:at] + value + lines[place][at + 1 :]
-        return "\n".join(lines) + "\n"
+        return "\n".join(_changed(chance, text.splitlines())) + "\n"
     tree = yaml.safe_load(text)
     _mutate(chance, tree)
     try:
@@ -194,9 +209,8 @@ def _mutate(chance, tree):
         del holder[key]
     elif what == 1 and isinstance(holder, dict):
         holder[str(chance.choice(_NASTY))] = holder.pop(key)
-    elif what == 2 and isinstance(holder[key], str) and holder[key]:
-        at = chance.randrange(len(holder[key]))
-        holder[key] = holder[key][:at] + str(chance.choice(_NASTY))[:40] + holder[key][at + 1 :]
+    elif what == 2 and isinstance(holder[key], str):
+        holder[key] = "".join(_changed(chance, [*holder[key]] or [""]))
     else:
         holder[key] = chance.choice(_VALUES)
 
