@@ -69,38 +69,6 @@ def hpcdl(place, *words, **env):
     )
 
 
-@as_root
-@pytest.mark.parametrize("name", ["hpcdl", "yaml", "json", "runpy", "pip", "platform"])
-def test_modules_in_the_current_directory_are_not_imported(shared, evil, name):
-    """`python -m` would take them: what hpcdl starts so ran others' code in /tmp."""
-    evil.plant(evil.python, f"{name}/__init__.py", f"{name}.py")
-    hpcdl(shared, "doctor")
-    done = subprocess.run(
-        [*module_argv(sys.executable, "hpcdl"), "site", "show", "--site", "embedded"],
-        cwd=shared,
-        env=clean_environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "embedded" in done.stdout
-
-
-@as_root
-def test_data_and_training_in_a_release_import_nothing_from_there(shared, evil):
-    """`hpcdl data make` in /tmp starts the release's Python in the same directory."""
-    file = site_file(
-        published(shared).paths.prefix.parent,
-        ("$HPCDL_HOME/embedded/prefix", shared / ".victim/prefix"),
-    )
-    for name in ("hpcdl", "hpcdl/train", "hpcdl/train/data"):
-        evil.plant(evil.python, f"{name}/__init__.py", f"{name}/__main__.py")
-    evil.plant(evil.python, "runpy.py")
-    hpcdl(shared, "data", "make", "digits", "digits", "--site", str(file))
-    hpcdl(shared, "train", "--site", str(file), "--", "--model", "mlp")
-
-
 def published(shared, *, lmod=False):
     """The victim's site with one small release, in a directory of the victim's."""
     home = shared / ".victim"
@@ -110,32 +78,66 @@ def published(shared, *, lmod=False):
     return site
 
 
-@as_root
-@pytest.mark.parametrize("place", [".", ".."])
-def test_a_site_file_in_the_directory_or_above_is_not_read(shared, evil, place):
-    (shared / "below").mkdir()
-    evil.plant("schema: 99\n", "site.yaml", ".hpcdl/site.yaml", "hpcdl.yaml", "small.yaml")
-    done = hpcdl(shared if place == "." else shared / "below", "site", "show")
-    assert done.returncode == 2
-    assert "no site file is named" in done.stderr
+PACKAGES = "hpcdl hpcdl/train hpcdl/train/data yaml json runpy pip platform reframe"
+MODULES = "yaml json runpy pip platform colorsys settings .reframe/settings rfm sitecustomize"
+PROGRAMS = (
+    "sbatch squeue scontrol sinfo sacct nvidia-smi mpirun git ip uv gcc ssh python3 env.sh .bashrc "
+    ".profile spack/bin/spack bin/spack share/spack/setup-env.sh .git/hooks/post-checkout"
+)
+TEXTS = {
+    "schema: 99\n": "site.yaml .hpcdl/site.yaml hpcdl.yaml small.yaml ../site.yaml",
+    "spack: {specs: [evil]}\n": "spack.yaml",
+    "config: {build_stage: /evil}\n": ".spack/config.yaml .spack/linux/config.yaml",
+    "[global]\nindex-url = https://evil\n": "pip.conf .pip/pip.conf setup.cfg uv.toml",
+    "SlurmctldHost=evil\n": "slurm.conf .slurm/defaults etc/slurm.conf",
+}
+WORDS = (
+    *("doctor", "site show", "site check", "site gpus", "cluster status", "stack list", "job list"),
+    *("stack plan", "stack adopt .", "stack build --backend spack", "stack gc --dry-run"),
+    *("stack verify a", "stack sbom", "job render -- ./x", "job submit --dry-run -- ./x"),
+    *("job lint --live .", "check list", "check settings", "check gate", "check references show"),
+    *("predict --model resnet50", "data make digits digits", "data inspect digits", "clean"),
+    *("train --model mlp", "study list", "completion bash"),
+)
 
 
 @as_root
-def test_programs_in_the_current_directory_are_not_run(shared, evil):
-    programs = "sbatch squeue scontrol sinfo sacct nvidia-smi mpirun git ip uv gcc ssh python3"
-    evil.plant(evil.program, *programs.split())
-    words = ("site check", "cluster status", "stack list", "site gpus", "job list")
-    for command in ("doctor", *(f"{one} --site embedded" for one in words)):
-        hpcdl(shared, *command.split())
+def test_nothing_that_others_left_around_is_imported_run_or_read(shared, evil):
+    """Modules, .pth, programs, settings: all of them, in the directory that each command runs in.
 
-
-@as_root
-def test_a_spack_that_others_left_is_not_run(shared, evil):
-    """Spack comes by name or from PATH, never from around."""
-    evil.plant(evil.program, "spack/bin/spack", "bin/spack", "share/spack/setup-env.sh")
-    evil.plant("spack: {specs: [evil]}\n", "spack.yaml")
-    for words in (("adopt", "."), ("build", "--backend", "spack"), ("plan",)):
-        assert "Traceback" not in hpcdl(shared, "stack", *words, "--site", "embedded").stderr
+    `python -m` would take them, and a release's Python is started in the same directory.
+    """
+    published(shared)
+    (shared / "in").mkdir()
+    (shared / "in").chmod(0o1777)
+    here = Evil(shared / "in")
+    evil.mark, here.mark = here.mark, here.mark
+    file = site_file(shared / ".victim", ("$HPCDL_HOME/embedded/prefix", shared / ".victim/prefix"))
+    here.plant(here.python, *(f"{name}/__init__.py" for name in PACKAGES.split()))
+    here.plant(here.python, *(f"{name}.py" for name in MODULES.split()), "hpcdl/__main__.py")
+    tail = ".local/lib/python3.11/site-packages"
+    here.plant(here.python.replace("\n", "") + "\n", "evil.pth", f"{tail}/evil.pth")
+    here.plant(here.program, *PROGRAMS.split())
+    lua = f'os.execute("touch {here.mark}")\n'
+    here.plant(lua, ".lmodrc.lua", "modules/tensorflow/99.lua", "modules/.modulerc.lua")
+    for text, names in TEXTS.items():
+        here.plant(text, *names.split())
+    used = []
+    for words in WORDS:
+        argv = words.replace(" -- ", f" --site {file} -- ").split()
+        done = hpcdl(here.place, *argv, *([] if "--" in argv else ["--site", str(file)]))
+        fault = "Traceback" in done.stderr and "No module named 'hpcdl'" not in done.stderr
+        if here.mark.exists() or fault or "evil" in done.stdout:
+            used.append((words, done.stdout[-300:], done.stderr[-300:]))
+            here.mark.unlink(missing_ok=True)
+    assert used == []
+    done = hpcdl(here.place, "site", "show")
+    assert (done.returncode, "no site file is named" in done.stderr) == (2, True)
+    inside = [*module_argv(sys.executable, "hpcdl"), "site", "show", "--site", "embedded"]
+    told = subprocess.run(
+        inside, cwd=here.place, env=clean_environment(), check=True, capture_output=True, text=True
+    )
+    assert "embedded" in told.stdout
 
 
 @as_root

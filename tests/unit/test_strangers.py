@@ -21,7 +21,7 @@ from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
 from hpcdl.regress import history as history_module
-from hpcdl.regress.history import Result, open_history
+from hpcdl.regress.history import open_history
 from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, is_held, new_run, sweep
 from hpcdl.slurm import client, once
 from hpcdl.stack.recipe import (
@@ -33,24 +33,10 @@ from hpcdl.stack.tree import compile_bytecode
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
-from tests.make import takes_every_job
+from tests.make import result, takes_every_job
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger
 from tests.unit import slurm_output as said
-
-
-def result(number):
-    return Result(
-        run=f"r{number}",
-        time="2026-06-01T00:00:00+00:00",
-        check_name="c",
-        unit="s",
-        case_name="",
-        partition="p",
-        metric="m",
-        value=1.0,
-        status="PASS",
-    )
 
 
 @pytest.fixture
@@ -148,7 +134,7 @@ def test_a_reader_cannot_lock_a_history(shared):
     path = shared / "history/site.sqlite"
     path.touch(mode=0o644)  # of an earlier hpcdl
     with open_history(path) as history:
-        assert history.add([result(0)]) == 1
+        assert history.add([result()]) == 1
     stranger("test -x history; ! test -r history/site.sqlite", shared)
 
 
@@ -172,14 +158,14 @@ def test_an_import_says_soon_who_reads_the_history(tmp_path, monkeypatch):
     monkeypatch.setattr(history_module, "_WAIT_SECONDS", 0.3)
     path = tmp_path / "site.sqlite"
     with open_history(path) as history:
-        history.add([result(0)])
+        history.add([result()])
     argv = [sys.executable, "-c", _READER, str(path)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout.readline() == b"reading\n"
         started = time.monotonic()
         told = pytest.raises(MissingPrerequisite, match=f"by pid {reader.pid} of")
         with told, open_history(path) as history:
-            history.add([result(1)])
+            history.add([result(value=1.0)])
         assert time.monotonic() - started < 5
         reader.communicate()
     with sqlite3.connect(path) as connection:
