@@ -22,7 +22,7 @@ from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
 from hpcdl.regress import history as history_module
 from hpcdl.regress.history import open_history
-from hpcdl.regress.run_directory import RunDirectory, cancel_left_jobs, is_held, new_run, sweep
+from hpcdl.regress.run_directory import is_held, new_run, sweep
 from hpcdl.slurm import client, once
 from hpcdl.stack.recipe import (
     install,
@@ -203,38 +203,22 @@ def test_nobody_keeps_others_from_submitting_by_a_job_s_number(shared, site, can
     assert cancelled == []
 
 
-def test_a_run_knows_its_jobs_where_a_home_is_a_link(tmp_path, cancelled, monkeypatch):
-    (tmp_path / "disk/runs/a").mkdir(parents=True)
-    (tmp_path / "disk/runs/ab").mkdir()
-    (tmp_path / "home").symlink_to("disk")
-    directory = RunDirectory(tmp_path / "home/runs/a")
-    event = {"job": 7, "name": "c", "directory": str(directory.path), "state": "RUNNING"}
-    directory.events.write_text(json.dumps(event) + "\n")
-    for script, ours in (
-        ("disk/runs/a/job.sh", True),
-        ("home/runs/a/x/job.sh", True),
-        ("disk/runs/ab/job.sh", False),
-    ):
-        record = said.job(id=7, state="RUNNING", script=str(tmp_path / script))
-        monkeypatch.setattr(client, "job", lambda _, record=record: record)
-        assert cancel_left_jobs(directory) == ([7] if ours else [])
-    assert cancelled == [7, 7]
-
-
 @as_root
 def test_a_planted_run_cancels_no_jobs(shared, site, cancelled, monkeypatch):
-    """In a group's work directory anybody of it makes runs, whose events say what they like."""
+    """Whoever is of a work directory's group makes runs, and everybody sees tokens in the queue."""
+    token = once.new_token()
+    event = shlex.quote(json.dumps({"token": token, "time": 1.0, "state": "SUBMITTED", "job": 7}))
+    runs = "work/checks/runs"
     stranger(
-        "mkdir -p work/checks/runs/a; touch work/checks/runs/a/lock; "
-        """echo '{"job": 7, "name": "c", "directory": "/", "state": "RUNNING"}' """
-        "> work/checks/runs/a/events.jsonl",
-        shared,
+        f"mkdir -p {runs}/a; touch {runs}/a/lock; echo {event} > {runs}/a/events.jsonl", shared
     )
-    record = said.job(id=7, state="RUNNING", script="/root/job.sh")
+    record = said.job(id=7, state="RUNNING")
     monkeypatch.setattr(client, "job", lambda _: record)
-    assert sweep(site) == []
-    assert cancel_left_jobs(RunDirectory(shared / "work/checks/runs/a")) == []
-    assert cancelled == []
+    monkeypatch.setattr(once, "by_token", lambda tokens: {token: (7,)} if token in tokens else {})
+    assert sweep(site) == cancelled == []
+    for path in (shared / runs / "a", shared / runs / "a/lock"):
+        os.chown(path, 0, 0)  # had root made them, the job would be its own
+    assert sweep(site) == cancelled == [7]
 
 
 @as_root
