@@ -1,4 +1,4 @@
-"""One slow node among many: found from the same check run on every node, and named. Pure.
+"""One slow node among many: found from runs of the same check on several nodes, named. Pure.
 
 A node is compared with the others of the same night, not with a reference: what slows all of
 them is the reference's business. Slow are the few nodes, a quarter at most, that lie below the
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from statistics import median
+from typing import Any
 
 from hpcdl.regress.identity import LOWER, Night, better_of
 from hpcdl.regress.references import WIDEST, spread_of
@@ -45,13 +46,15 @@ def find_slow_nodes(verdicts: Sequence[Verdict], least: float = 0.0) -> dict[str
     faults: dict[str, JobFault] = {}
     for name in names:
         each = _values(judged, name)
-        slow = slower_than_the_rest({node: (value,) for node, value in each.items()}, least)
-        rest = [value for node, value in each.items() if node not in slow]
+        slow = slower_than_the_rest(each, least)
+        rest = [value for node, values in each.items() if node not in slow for value in values]
         for node in slow:
-            less = 1 - each[node] / median(rest)
+            # One low run among good ones is a spike, not a slow node.
+            if len(each[node]) > 1 and max(each[node]) >= min(rest):
+                continue
+            less, others = 1 - median(each[node]) / median(rest), len(each) - len(slow)
             text = (
-                f"slow node: {node} is {less:.0%} slower than the others, {len(rest)} of them "
-                f"({name})"
+                f"slow node: {node} is {less:.0%} slower than the others, {others} of them ({name})"
             )
             faults.setdefault(node, JobFault(FaultKind.SLOW_NODE, text, name, got=node))
     return faults
@@ -109,15 +112,24 @@ def _least(nodes: int) -> float:
     return max(_LEAST, _LEAST_OF_TWO / nodes)
 
 
-def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, float]:
+def as_run(verdict: Verdict) -> Mapping[str, Any]:
+    """A run of a case, as verdicts.json lists it."""
+    values = {metric.name: metric.value for metric in verdict.metrics}
+    values = values if verdict.status in _JUDGED else {}
+    return {"values": values, "job": dict(verdict.job), "node": node_of(verdict)}
+
+
+def _values(verdicts: Sequence[Verdict], name: str) -> dict[str, list[float]]:
+    """The values of all runs by node, higher is better: a time is compared as its rate."""
     by_node: dict[str, list[float]] = {}
     for verdict in verdicts:
-        for metric in verdict.metrics:
-            if metric.name == name and metric.value is not None:
-                lower = metric.better == LOWER  # a time is compared as its rate
-                value = 1 / metric.value if lower and metric.value else metric.value
-                by_node.setdefault(node_of(verdict), []).append(value)
-    return {node: median(values) for node, values in by_node.items()}
+        lower = any(one.name == name and one.better == LOWER for one in verdict.metrics)
+        for run in verdict.runs or (as_run(verdict),):
+            value = run["values"].get(name)
+            if value is not None and run["node"]:
+                rate = 1 / value if lower and value else value
+                by_node.setdefault(run["node"], []).append(rate)
+    return by_node
 
 
 def name_slow_nodes(

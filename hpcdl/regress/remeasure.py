@@ -13,10 +13,9 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from hpcdl.regress.identity import LOWER
-from hpcdl.regress.nodes import node_of, slower_than_the_rest
+from hpcdl.regress.nodes import as_run
 from hpcdl.regress.verdict import MetricVerdict, Verdict, number
-from hpcdl.results.faults import FaultKind, JobFault, Status, describe, status_of
+from hpcdl.results.faults import FaultKind, Status, describe, status_of
 from hpcdl.site import Site
 from hpcdl.slurm.hostlist import expand_hostlist
 
@@ -67,18 +66,15 @@ def place_for(site: Site, verdict: Verdict, number_of_run: int) -> tuple[str, ..
     return (f"--exclude={','.join(nodes)}",) if spare else ()
 
 
-def joined(verdicts: Iterable[Verdict], margin: float) -> list[Verdict]:
-    """One verdict per case, in the order of their first runs; each counts all runs of its case.
-
-    `margin` is the part by which nodes differ by chance, as the execution profile has it.
-    """
+def joined(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """One verdict per case, in the order of their first runs; each counts all runs of its case."""
     groups: dict[Key, list[Verdict]] = {}
     for verdict in verdicts:
         groups.setdefault(key_of(verdict), []).append(verdict)
-    return [_joined(group, margin) if len(group) > 1 else group[0] for group in groups.values()]
+    return [_joined(group) if len(group) > 1 else group[0] for group in groups.values()]
 
 
-def _joined(group: Sequence[Verdict], margin: float) -> Verdict:
+def _joined(group: Sequence[Verdict]) -> Verdict:
     first, *others = group
     if first.status is Status.ERROR:
         return first
@@ -88,9 +84,7 @@ def _joined(group: Sequence[Verdict], margin: float) -> Verdict:
     beyond = tuple(metric.fault for metric in metrics if metric.judged and not metric.holds)
     # A value beyond its bound hides what else is to be said, such as that its reference is stale.
     plain = next((verdict for verdict in measured if not _slow(verdict)), first)
-    kept = tuple(fault for fault in plain.faults if fault.kind not in _SLOW)
-    slow = _slow_node(first, runs, margin)
-    faults = (*slow, *(beyond or kept))
+    faults = beyond or tuple(fault for fault in plain.faults if fault.kind not in _SLOW)
     failed = [verdict.reason for verdict in others if verdict.status is Status.ERROR]
     reasons = [
         describe(faults),
@@ -105,13 +99,6 @@ def _joined(group: Sequence[Verdict], margin: float) -> Verdict:
         status=status_of(faults),
         reason="; ".join(part for part in reasons if part),
     )
-
-
-def as_run(verdict: Verdict) -> Mapping[str, Any]:
-    """A run of a case, as verdicts.json lists it."""
-    values = {metric.name: metric.value for metric in verdict.metrics}
-    well = verdict.status is not Status.ERROR
-    return {"values": values if well else {}, "job": dict(verdict.job), "node": node_of(verdict)}
 
 
 def _slow(verdict: Verdict) -> bool:
@@ -133,24 +120,3 @@ def _runs_text(metrics: Sequence[MetricVerdict], runs: Sequence[Mapping[str, Any
     metric = next((one for one in metrics if one.wanted), None)
     values = [number(value) for value in _values(metric, runs)] if metric else []
     return [f"median of {len(values)} runs: {', '.join(values)}"] if len(values) > 1 else []
-
-
-def _slow_node(
-    first: Verdict, runs: Sequence[Mapping[str, Any]], margin: float
-) -> tuple[JobFault, ...]:
-    """That the first node, on which it ran again, is slower than those that it ran on besides."""
-    for metric in first.metrics:
-        each: dict[str, list[float]] = {}
-        for run in runs:
-            value = run["values"].get(metric.name)
-            if value and run["node"] and metric.better:
-                rate = 1 / value if metric.better == LOWER else value
-                each.setdefault(run["node"], []).append(rate)
-        for node in slower_than_the_rest(each, margin):
-            rest = [rate for other, rates in each.items() if other != node for rate in rates]
-            # One low run among good ones is a spike, not a slow node.
-            if len(each[node]) > 1 and max(each[node]) < min(rest):
-                less = 1 - median(each[node]) / median(rest)
-                text = f"slow node: {node} is {less:.0%} slower than others ({metric.name})"
-                return (JobFault(FaultKind.SLOW_NODE, text, metric.name, got=node),)
-    return ()

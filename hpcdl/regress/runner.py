@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from hpcdl.regress.job_state import JUDGED, exit_fault
-from hpcdl.regress.nodes import name_slow_nodes, node_of
+from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.reframe_adapter import process
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress, Session
@@ -90,7 +90,7 @@ def run_checks(
         _refuse_mistyped(run, request, session)
         verdicts = _verdicts(site, modules, run, request, session, machine)
         if not request.measuring:
-            verdicts = joined(verdicts, execution.margin)
+            verdicts = joined(verdicts)
         verdicts, notes = _measured_again(night, run, verdicts, doubts)
         outcome = CheckOutcome(
             run,
@@ -172,7 +172,7 @@ def _measured_again(
     night: _Night, run: RunDirectory, verdicts: list[Verdict], doubts: Doubts | None
 ) -> tuple[list[Verdict], list[str]]:
     """The verdicts after what is suspicious was measured again, and what could not be."""
-    request, budget, margin = night.request, night.site.remeasure, night.execution.margin
+    request, budget = night.request, night.site.remeasure
     verdicts = name_slow_nodes(verdicts, night.execution)
     if request.measuring or request.settings:
         return verdicts, []
@@ -196,7 +196,7 @@ def _measured_again(
         there = {key_of(verdict) for verdict in more if verdict.status is not Status.ERROR}
         if missing := [verdict for verdict in chosen if key_of(verdict) not in there]:
             notes.append(f"run {number + 1} gave no result of {_named(missing)}")
-        verdicts = name_slow_nodes(joined([*verdicts, *more], margin), night.execution)
+        verdicts = name_slow_nodes(joined([*verdicts, *more]), night.execution)
         if not there:
             break
     return verdicts, notes
@@ -292,7 +292,6 @@ def _verdicts(
             *broken,
             *_partitions_without(site, request, verdicts),
             *_names_without(request, verdicts),
-            *_nodes_without(site, request, verdicts),
         ]
     kind = FaultKind.SELECTION if request.names and not session.exit_code else FaultKind.RUN
     return [_problem(_why_nothing(run, request, session), kind=kind)]
@@ -311,25 +310,6 @@ def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
 
 def _problem(reason: str, partition: str = "", kind: FaultKind = FaultKind.RUN) -> Verdict:
     return Verdict(WHOLE_RUN, "", partition, Status.ERROR, reason, (JobFault(kind, reason),))
-
-
-def _nodes_without(site: Site, request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
-    """Partitions of which fewer nodes were checked than the site has: one has vanished."""
-    each: dict[str, set[str]] = {}
-    some = any("exclude" in word or "nodelist" in word for word in request.passed)
-    for verdict in found if request.distribute and not some else ():
-        node = node_of(verdict) or verdict.planned
-        each.setdefault(verdict.partition, set()).update({node} - {""})
-    return [
-        _problem(
-            f"{len(each[part.label])} of {part.nodes} nodes were checked: "
-            f"{', '.join(sorted(each[part.label]))}",
-            part.label,
-            FaultKind.NODE_LOST,
-        )
-        for part in site.by_groups()
-        if part.label in each and len(each[part.label]) < part.nodes
-    ]
 
 
 def _partitions_without(

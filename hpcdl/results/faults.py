@@ -40,7 +40,15 @@ NEUTRAL = frozenset({Status.SKIP.value, Status.XFAIL.value})
 
 
 class FaultKind(str, Enum):
-    """Kinds of faults, as verdicts.json names them."""
+    """Kinds of faults, as verdicts.json names them, and the verdicts that follow."""
+
+    status: Status
+
+    def __new__(cls, name: str, status: Status = Status.FAIL) -> FaultKind:
+        """A kind; by default a failure of what was checked follows."""
+        kind = str.__new__(cls, name)
+        kind._value_, kind.status = name, status
+        return kind
 
     CHECK = "check"
     RANKS = "ranks"
@@ -57,59 +65,27 @@ class FaultKind(str, Enum):
     RESTARTS = "restarts"
     BOUND = "bound"
     SLOW_NODE = "slow-node"
-    RUN = "run"
-    SELECTION = "selection"
-    NO_RESULT = "no-result"
-    FOREIGN = "foreign-result"
-    UNIT = "unit"
-    TOO_FAST = "too-fast"
-    NO_METRIC = "no-metric"
-    WARNING = "reframe-warning"
-    EXIT_CODE = "exit-code"
-    ENDED_EARLY = "ended-early"
-    TIMEOUT = "timeout"
-    NODE_LOST = "node-lost"
-    JOB_LOST = "job-lost"
-    HANG = "hang"
-    SLURM_AWAY = "slurm-away"
-    FEW_STEPS = "few-steps"
-    FEW_RUNS = "few-runs"
-    NO_REFERENCE = "no-reference"
-    STALE_REFERENCE = "stale-reference"
-
-    @property
-    def status(self) -> Status:
-        """The verdict that follows."""
-        return _STATUSES.get(self, Status.FAIL)
+    RUN = "run", Status.ERROR
+    SELECTION = "selection", Status.ERROR
+    NO_RESULT = "no-result", Status.ERROR
+    FOREIGN = "foreign-result", Status.ERROR
+    UNIT = "unit", Status.ERROR
+    TOO_FAST = "too-fast", Status.ERROR
+    NO_METRIC = "no-metric", Status.ERROR
+    WARNING = "reframe-warning", Status.ERROR
+    EXIT_CODE = "exit-code", Status.ERROR
+    ENDED_EARLY = "ended-early", Status.ERROR
+    TIMEOUT = "timeout", Status.ERROR
+    NODE_LOST = "node-lost", Status.ERROR
+    JOB_LOST = "job-lost", Status.ERROR
+    HANG = "hang", Status.ERROR
+    SLURM_AWAY = "slurm-away", Status.ERROR
+    FEW_STEPS = "few-steps", Status.INSUFFICIENT
+    FEW_RUNS = "few-runs", Status.INSUFFICIENT
+    NO_REFERENCE = "no-reference", Status.NO_REFERENCE
+    STALE_REFERENCE = "stale-reference", Status.STALE
 
 
-_K = FaultKind
-_STATUSES = {
-    **dict.fromkeys(
-        (
-            _K.RUN,
-            _K.SELECTION,
-            _K.NO_RESULT,
-            _K.FOREIGN,
-            _K.UNIT,
-            _K.TOO_FAST,
-            _K.NO_METRIC,
-            _K.WARNING,
-            _K.EXIT_CODE,
-            _K.ENDED_EARLY,
-            _K.TIMEOUT,
-            _K.NODE_LOST,
-            _K.JOB_LOST,
-            _K.HANG,
-            _K.SLURM_AWAY,
-        ),
-        Status.ERROR,
-    ),
-    **dict.fromkeys((_K.FEW_STEPS, _K.FEW_RUNS), Status.INSUFFICIENT),
-    _K.NO_REFERENCE: Status.NO_REFERENCE,
-    _K.STALE_REFERENCE: Status.STALE,
-}
-"""All others are failures of what was checked."""
 _WORST = (Status.ERROR, Status.FAIL, Status.INSUFFICIENT, Status.NO_REFERENCE, Status.STALE)
 
 

@@ -22,7 +22,6 @@ from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_se
 from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
 from hpcdl.regress.runner import (
     _measured_again,
-    _nodes_without,
     _partitions_without,
     _refuse_mistyped,
     _verdicts,
@@ -63,20 +62,6 @@ def test_what_waits_for_dead_nodes_is_known_from_what_waits_for_busy_ones():
     assert dead_wait(record("PENDING", reason=down))
     assert not dead_wait(record("PENDING", reason="Resources"))
     assert [takes_no_jobs(state) for state in ("ALLOCATED", "IDLE+POWERED_DOWN")] == [False, False]
-
-
-def test_a_node_that_vanished_from_slurm_is_an_error_of_the_night():
-    site = load_site(find_site_file("embedded"))
-    count = site.partition("p100").nodes
-    one = Verdict("storage", "", "p100", Status.PASS)
-    whole = [replace(one, job={"nodes": f"p100-0{n}"}) for n in range(1, count + 1)]
-    asked = CheckRequest(distribute=True)
-    assert _nodes_without(site, asked, whole) == []
-    (missing,) = _nodes_without(site, asked, whole[:-1])
-    assert missing.reason == f"{count - 1} of {count} nodes were checked: p100-01"
-    dead = replace(one, planned=f"p100-0{count}", status=Status.ERROR)
-    assert _nodes_without(site, asked, [*whole[:-1], dead]) == [], "it has an error of its own"
-    assert _nodes_without(site, CheckRequest(), whole[:-1]) == []
 
 
 def rows(nodes, days):

@@ -152,7 +152,7 @@ def measured(value, node="n1", job=1, row=ROW, **changes):
     ],
 )
 def test_all_runs_of_a_night_are_one_verdict_by_their_median(values, status):
-    (verdict,) = joined([measured(value, job=at) for at, value in enumerate(values)], 0.0)
+    (verdict,) = joined([measured(value, job=at) for at, value in enumerate(values)])
     assert (verdict.status, verdict.metrics[0].value) == (status, sorted(values)[1])
     assert "median of 3 runs: " in verdict.reason
     assert [run["job"]["id"] for run in verdict.runs] == [0, 1, 2]
@@ -163,13 +163,11 @@ def test_what_is_slow_is_measured_again_and_errors_stand():
     wrong = measured(None), measured(50.0, evidence={"faults": [fault("loss")]})
     assert suspicious([slow, well, *wrong], None) == [slow]
     assert suspicious([slow, well], lambda _: {key_of(well)}) == [slow, well]
-    assert joined([wrong[0], well], 0.0) == [wrong[0]], (
-        "an error stands, whatever another run gives"
-    )
+    assert joined([wrong[0], well]) == [wrong[0]], "an error stands, whatever another run gives"
 
 
 def test_a_further_run_that_went_wrong_is_told_and_counts_for_nothing():
-    (verdict,) = joined([measured(50.0), measured(None), measured(95.0), measured(96.0)], 0.0)
+    (verdict,) = joined([measured(50.0), measured(None), measured(95.0), measured(96.0)])
     assert verdict.status is Status.PASS
     assert "a further run: missing metric" in verdict.reason
 
@@ -177,7 +175,7 @@ def test_a_further_run_that_went_wrong_is_told_and_counts_for_nothing():
 def test_a_value_that_is_within_its_bound_again_may_still_be_stale():
     old = {**ROW, "release": "r0"}
     runs = [measured(value, row=old) for value in (50.0, 100.0, 100.0)]
-    assert joined(runs, 0.0)[0].status is Status.STALE
+    assert joined(runs)[0].status is Status.STALE
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_a_value_that_is_within_its_bound_again_may_still_be_stale():
 )
 def test_a_slow_node_is_told_from_a_slow_release_by_runs_elsewhere(others, slow):
     runs = [measured(50.0), *(measured(value, node) for node, value in others)]
-    (verdict,) = joined(runs, 0.0)
+    (verdict,) = name_slow_nodes(joined(runs))
     assert any(one.got == "n1" for one in verdict.faults if one.kind is FaultKind.SLOW_NODE) == slow
 
 
