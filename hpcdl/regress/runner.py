@@ -88,7 +88,7 @@ def run_checks(
         night = _Night(site, modules, request, execution, machine, progress)
         session = night.session(run, request)
         _refuse_mistyped(run, request, session)
-        verdicts = _verdicts(site, modules, run, request, session, machine)
+        verdicts = _verdicts(night, run, session)
         if not request.measuring:
             verdicts = joined(verdicts)
         verdicts, notes = _measured_again(night, run, verdicts, doubts)
@@ -160,12 +160,24 @@ class _Night:
             )
             directory = run.again(len([*run.path.glob("again-*")]) + 1)
             session = self.session(directory, request, until, places)
-            known = _known(self.site, directory, self.modules)
             wanted = {key_of(verdict) for verdict in here}
-            for case in session.cases:
-                verdict = _counted(self.site, judge(with_evidence(case, known), self.machine))
-                verdicts += [verdict] if key_of(verdict) in wanted else []
+            verdicts += [one for one in self.judged(directory, session) if key_of(one) in wanted]
         return verdicts
+
+    def judged(self, run: RunDirectory, session: Session) -> list[Verdict]:
+        """The verdicts on the cases of a session."""
+        site, labels = self.site, [part.label for part in self.site.by_groups()]
+        known = Plain(
+            jobs={str(job): event.record for job, event in read_events(run.events).items()},
+            partitions={reframe_name(label): label for label in labels},
+            releases={
+                (label, "tensorflow"): self.modules[label].release or ""
+                for label in labels
+                if label in self.modules
+            },
+        )
+        cases = (with_evidence(case, known) for case in session.cases)
+        return [_counted(site, judge(case, self.machine)) for case in cases]
 
 
 def _measured_again(
@@ -271,18 +283,8 @@ def _refuse_mistyped(run: RunDirectory, request: CheckRequest, session: Session)
                 raise BadInput(f"no check has the {what} {word}", hint=guess + there)
 
 
-def _verdicts(
-    site: Site,
-    modules: Modules,
-    run: RunDirectory,
-    request: CheckRequest,
-    session: Session,
-    machine: str | None,
-) -> list[Verdict]:
-    known = _known(site, run, modules)
-    verdicts = [
-        _counted(site, judge(with_evidence(case, known), machine)) for case in session.cases
-    ]
+def _verdicts(night: _Night, run: RunDirectory, session: Session) -> list[Verdict]:
+    request, verdicts = night.request, night.judged(run, session)
     broken = [_problem(reason) for reason in session.left_out]
     if verdicts and session.exit_code != 0 and all(verdict.ok for verdict in verdicts):
         broken.append(_problem(f"ReFrame exited with status {session.exit_code}; see {run.log}"))
@@ -290,22 +292,11 @@ def _verdicts(
         return [
             *verdicts,
             *broken,
-            *_partitions_without(site, request, verdicts),
+            *_partitions_without(night.site, request, verdicts),
             *_names_without(request, verdicts),
         ]
     kind = FaultKind.SELECTION if request.names and not session.exit_code else FaultKind.RUN
     return [_problem(_why_nothing(run, request, session), kind=kind)]
-
-
-def _known(site: Site, run: RunDirectory, modules: Modules) -> Plain:
-    labels = [part.label for part in site.by_groups()]
-    return Plain(
-        jobs={str(job): event.record for job, event in read_events(run.events).items()},
-        partitions={reframe_name(label): label for label in labels},
-        releases={
-            (one, "tensorflow"): modules[one].release or "" for one in labels if one in modules
-        },
-    )
 
 
 def _problem(reason: str, partition: str = "", kind: FaultKind = FaultKind.RUN) -> Verdict:

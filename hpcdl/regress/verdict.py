@@ -240,10 +240,7 @@ def _faults(
     return (
         faults
         or tuple(_without_number(metrics))
-        or tuple(
-            JobFault(FaultKind.WARNING, f"ReFrame warns: {text}")
-            for text in case.get("warnings") or ()
-        )
+        or tuple(JobFault(FaultKind.WARNING, text) for text in case.get("warnings") or ())
         or tuple(_of_other_units(evidence))
         or tuple(_impossible(metrics, evidence))
         or tuple(

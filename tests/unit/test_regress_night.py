@@ -22,6 +22,7 @@ from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_se
 from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
 from hpcdl.regress.runner import (
     _measured_again,
+    _Night,
     _partitions_without,
     _refuse_mistyped,
     _verdicts,
@@ -93,7 +94,8 @@ def run_of(ran, tmp_path, **request):
     cases = tuple({"name": name, "display_name": name, "result": "success"} for name in ran)
     session = Session(0, cases, ())
     site = load_site(find_site_file("embedded"))
-    return _verdicts(site, {}, RunDirectory(tmp_path), CheckRequest(**request), session, None)
+    night = _Night(site, {}, CheckRequest(**request), CLUSTER, None, None)
+    return _verdicts(night, RunDirectory(tmp_path), session)
 
 
 @pytest.mark.parametrize("names", [(), ("storage",)])

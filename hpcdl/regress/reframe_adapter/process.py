@@ -309,12 +309,11 @@ def read_session(run: RunDirectory, exit_code: int) -> Session:
     each: dict[str, list[dict[str, Any]]] = {}
     for event in json_lines(run.record):
         each.setdefault(str(event.get("event")), []).append(event)
-    harmless = tuple(facts.load("reframe")["harmless"])
+    harmless = tuple(f"ReFrame warns: {text}" for text in facts.load("reframe")["harmless"])
     left_out, notes = list[str](), [str(entry["text"]) for entry in each.get("note", ())]
     for event in (entry for entry in each.get("warning", ()) if not entry["check"]):
         section = notes if event["text"].startswith(harmless) else left_out
-        section.append(f"ReFrame warns: {event['text']}")
-    notes += [str(entry["text"]) for entry in each.get("fits nothing", ())]
+        section.append(event["text"])
     if exit_code == 0 and not each:
         left_out.append(f"nothing recorded what ReFrame left out; see {run.log}")
     return Session(

@@ -43,7 +43,7 @@ def _one_line(text: object) -> str:
 
 def _warning(original: Any, logger: Any, message: object, *args: Any, **kwargs: Any) -> None:
     check = getattr(logger.check, "unique_name", "")
-    record("warning", check=check, text=_one_line(message))
+    record("warning", check=check, text=f"ReFrame warns: {_one_line(message)}")
     original(logger, message, *args, **kwargs)
 
 
@@ -61,7 +61,7 @@ def _generate(original: Any, checks: Any, *args: Any, **kwargs: Any) -> Any:
         # One of hpcdl's own that fits no partition says so with an empty list.
         if check.unique_name not in placed and check.valid_systems:
             where = f"{', '.join(check.valid_systems)} with {', '.join(check.valid_prog_environs)}"
-            record("fits nothing", text=f"check {check.display_name} fits no partition: {where}")
+            record("note", text=f"check {check.display_name} fits no partition: {where}")
     return cases
 
 

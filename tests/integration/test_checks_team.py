@@ -1,11 +1,6 @@
-"""Checks of ReFrame's own library run through hpcdl, judged with identity and exit codes.
-
-No package of ReFrame has the library, neither a wheel nor the sdist (4.10.4): HPCDL_HPCTESTLIB
-names a checkout of its sources.
-"""
+"""Checks of a team's own, with log servers and options of jobs of its own."""
 
 import json
-import os
 from collections import defaultdict
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,30 +12,12 @@ from hpcdl.cli import main
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import run_checks
-from hpcdl.results.faults import FaultKind, Status
+from hpcdl.results.faults import Status
 from tests.integration.check_runs import own_site, told
 from tests.small_release import make_release
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
-LIBRARY = os.environ.get("HPCDL_HPCTESTLIB", "")
-TEAM = f"""
-import sys
-sys.path.insert(0, {LIBRARY!r})
-import reframe as rfm
-from reframe.core.builtins import parameter, run_after
-from hpctestlib.system.fs.mnt_opts import filesystem_options_check
-
-@rfm.simple_test
-class mounts(filesystem_options_check):
-    valid_systems, valid_prog_environs = ["*:p100"], ["gnu", "gnu-mpi"]
-    fs_ref_opts = {{"proc": "rw"}}
-    code = parameter([0, 3])
-
-    @run_after("setup")
-    def end(self):
-        self.postrun_cmds = [f"exit {{self.code}}"]
-"""
 
 
 @pytest.fixture
@@ -51,21 +28,6 @@ def site(cluster_env, tmp_path, monkeypatch):
 def run(site, path, *passed, **request):
     asked = CheckRequest(partitions=("p100",), paths=(path,), passed=passed, **request)
     return run_checks(site, defaultdict(lambda: Module(())), asked)
-
-
-@pytest.mark.skipif(not LIBRARY, reason="HPCDL_HPCTESTLIB names no checkout of ReFrame")
-def test_checks_of_reframes_library_are_judged_like_others(site, tmp_path):
-    (tmp_path / "team.py").write_text(TEAM)
-    outcome = run(site, tmp_path / "team.py")
-    found = {(one.check, one.case, one.environment): one for one in outcome.verdicts}
-    assert set(found) == {
-        ("mounts", f"code={code}", name) for code in (0, 3) for name in ("gnu", "gnu-mpi")
-    }, told(outcome)
-    for (_, case, _), verdict in found.items():
-        assert str(verdict.job["nodes"]).startswith("p100-")
-        ends = [FaultKind.EXIT_CODE] if case == "code=3" else []
-        assert verdict.status is (Status.ERROR if ends else Status.PASS)
-        assert [fault.kind for fault in verdict.faults] == ends, told(outcome)
 
 
 PLAIN = """
