@@ -63,7 +63,7 @@ def test_a_number_of_a_job_that_ran_otherwise_is_no_number(change, word):
 
 
 def probes(count=4, **changes):
-    row = Probe(0, 0, "a", count, 4, 4, ("0", "1"), 0, "r1", None, None)
+    row = Probe(0, 0, "a", count, 4, 4, ("0", "1"), "r1", None, None)
     return [
         replace(row, rank=rank, local_rank=rank % 2, host="ab"[rank // 2], **changes)
         for rank in range(count)
