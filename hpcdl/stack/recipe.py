@@ -123,6 +123,7 @@ def lock_wheels(recipe: Recipe, python: Interpreter, say: Say) -> Path:
     target, beside = lock_file(recipe, python), pins(recipe.tensorflow, python.minor)
     with shared_lock(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
         if target.is_file():
+            require_private(target)  # who may write its digests may put other wheels there
             return target
         say(f"looking up {recipe.package} {recipe.tensorflow} and what it needs")
         if not beside:
@@ -160,7 +161,9 @@ def _solved(
         for name, lines in (("wanted.in", wanted), ("beside.txt", beside)):
             (place / name).write_text("".join(f"{line}\n" for line in lines))
         solve = ["compile", "--quiet", "--no-header", "--no-annotate", "--generate-hashes"]
-        options = ["--only-binary", ":all:", "--python-version", python.minor, *words]
+        # Named, else uv runs the `.venv` of the current directory, or of one above it.
+        options = ["--python", str(python.path), "--python-version", python.minor, *words]
+        options += ["--only-binary", ":all:"]
         files = (place / "wanted.in", "--constraint", place / "beside.txt", "-o", place / "found")
         hint = (
             f"{INDEX}; what `packages:` in site.yaml asks for must have wheels and agree with "

@@ -24,15 +24,18 @@ from hpcdl.regress import history as history_module
 from hpcdl.regress.history import open_history
 from hpcdl.regress.run_directory import is_held, new_run, sweep
 from hpcdl.slurm import client, once
+from hpcdl.stack import recipe
 from hpcdl.stack.recipe import (
     install,
     record_digest,
     require_as_built,
 )
+from hpcdl.stack.resolve import find_request
 from hpcdl.stack.tree import compile_bytecode
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
+from hpcdl.system.run import CommandFailed
 from tests.make import result, takes_every_job
 from tests.small_release import small_site
 from tests.strangers import as_root, stranger
@@ -68,6 +71,33 @@ def test_no_wheel_of_a_cache_that_others_may_write_to_is_installed(open_cache, o
     (open_cache.parent / opened).chmod(0o777)
     with pytest.raises(MissingPrerequisite, match=r"others may|not sticky"):
         install(Path(sys.executable), open_cache / "log", "shtab")
+
+
+def test_no_python_of_the_current_directory_solves_a_stack(open_cache, monkeypatch):
+    """`uv pip compile` runs the `.venv` there, or above it, where no Python is named."""
+    (open_cache.parent / ".venv/bin").mkdir(parents=True)
+    (open_cache.parent / ".venv/pyvenv.cfg").write_text("home = /usr/bin\nversion = 3.11.2\n")
+    planted = open_cache.parent / ".venv/bin/python"
+    planted.write_text(f'#!/bin/sh\ntouch {open_cache.parent}/owned\nexec {sys.executable} "$@"\n')
+    planted.chmod(0o755)
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    (open_cache.parent / "in").mkdir()
+    monkeypatch.chdir(open_cache.parent / "in")
+    with pytest.raises(CommandFailed):
+        recipe._solved(["none"], (), recipe.running_interpreter(), "--offline")
+    assert not (open_cache.parent / "owned").exists()
+
+
+def test_a_lock_of_wheels_that_others_may_write_to_is_not_used(open_cache):
+    """They would change the digests: the facts know no wheel that a site adds."""
+    site, python = small_site(Path("/nowhere")), recipe.running_interpreter()
+    wanted = recipe.recipe_of(site, find_request(site), ("cpu",))
+    lock = recipe.lock_file(wanted, python)
+    write_atomic(lock, "")
+    assert recipe.lock_wheels(wanted, python, print) == lock
+    lock.parent.chmod(0o777)
+    with pytest.raises(MissingPrerequisite, match="others may rename"):
+        recipe.lock_wheels(wanted, python, print)
 
 
 def test_a_built_wheel_that_others_may_replace_is_not_used(open_cache):
