@@ -29,9 +29,9 @@ from hpcdl.stack.recipe import (
     Interpreter,
     Recipe,
     Say,
+    found_lock,
     install,
     interpreter,
-    lock_file,
     lock_wheels,
     new_log,
     own_digest,
@@ -204,12 +204,11 @@ def plan_wheels(
     mpi = horovod.mpi_version() if request.horovod else ""
     behind = tuple(horovod.modules_behind("mpirun")) if request.horovod else ()
     own, compilers = own_digest(), None
-    lock = lock_file(recipe, python)
+    lock = found_lock(recipe, python)
     if recipe.horovod is not None:
         with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
             compilers = horovod.find_toolchain(site, request, recipe)
-    locked = lock if lock.is_file() else None
-    return BuildPlan(site, request, served, recipe, python, mpi, own, locked, compilers, behind)
+    return BuildPlan(site, request, served, recipe, python, mpi, own, lock, compilers, behind)
 
 
 def build(plan: BuildPlan, say: Say) -> Release:

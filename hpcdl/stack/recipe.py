@@ -105,6 +105,15 @@ def lock_file(recipe: Recipe, python: Interpreter) -> Path:
     return cache("locks") / name / "requirements.txt"
 
 
+def found_lock(recipe: Recipe, python: Interpreter) -> Path | None:
+    """That file where it is there; refused where others may write its digests."""
+    lock = lock_file(recipe, python)
+    if not lock.is_file():
+        return None
+    require_private(lock)
+    return lock
+
+
 def read_wheels(lock: Path) -> list[dict[str, str]]:
     """The wheels of such a file as entries of a release's lock."""
     return [
@@ -122,8 +131,7 @@ def lock_wheels(recipe: Recipe, python: Interpreter, say: Say) -> Path:
     """
     target, beside = lock_file(recipe, python), pins(recipe.tensorflow, python.minor)
     with shared_lock(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
-        if target.is_file():
-            require_private(target)  # who may write its digests may put other wheels there
+        if found_lock(recipe, python):
             return target
         say(f"looking up {recipe.package} {recipe.tensorflow} and what it needs")
         if not beside:
