@@ -378,6 +378,16 @@ def kwargs(option, **given):
     return [f"--set={option}.{name}={json.dumps(value)}" for name, value in given.items()]
 
 
+def simple(*options, **more):
+    """A row of a small network and its classes."""
+    return row("plain", "classes", *options, **more)
+
+
+def on_pictures(*options, **more):
+    """A row of a network that normalises images."""
+    return row("pooled", "pictures", *options, **more)
+
+
 ROWS = {
     "plain": row(),
     "regularizer": row("regularized"),
@@ -391,14 +401,11 @@ ROWS = {
     "batch normalisation of images twice": row("pooled_twice", "pictures"),
     "batch normalisation of single pixels": row("one_pixel", "pictures"),
     "batch normalisation of images, frozen": row("pooled_frozen", "pictures"),
-    "batch normalisation of images, decayed": row(
-        "pooled",
-        "pictures",
-        *kwargs("optimizer", weight_decay=0.1),
-        optimizer=sgd(weight_decay=0.1),
+    "batch normalisation of images, decayed": on_pictures(
+        *kwargs("optimizer", weight_decay=0.1), optimizer=sgd(weight_decay=0.1)
     ),
-    "batch normalisation of images in bf16": row(
-        "pooled", "pictures", "--precision=bf16", precision="mixed_bfloat16"
+    "batch normalisation of images in bf16": on_pictures(
+        "--precision=bf16", precision="mixed_bfloat16"
     ),
     "frozen": row("frozen"),
     "dropout": row("dropped"),
@@ -445,11 +452,8 @@ ROWS = {
         metrics=("mean_absolute_error",),
     ),
     "sample weights": row("plain", "weighted"),
-    "class weights": row(
-        "plain",
-        "classes",
-        '--set=fit.class_weight={"0": 0.2, "1": 2, "2": 1}',
-        weights={0: 0.2, 1: 2.0, 2: 1.0},
+    "class weights": simple(
+        '--set=fit.class_weight={"0": 0.2, "1": 2, "2": 1}', weights={0: 0.2, 1: 2.0, 2: 1.0}
     ),
     "several outputs, compiled": row("compiled_two", "two_outputs", compiles=False),
     "several outputs by name": row(
@@ -462,9 +466,7 @@ ROWS = {
     "compiled with a schedule": row("compiled_adam", compiles=False),
     "several inputs": row("joined", "two_inputs"),
     "language model": row("language", "text"),
-    "own loss and metric": row(
-        "plain",
-        "classes",
+    "own loss and metric": simple(
         "--loss=MODULE:focal",
         "--metrics=MODULE:own_metric",
         loss=lambda: focal,
@@ -472,48 +474,33 @@ ROWS = {
     ),
     "pipeline": row("plain", "pipeline"),
     "pipeline shuffled once": row("plain", "shuffled_once"),
-    "adamw": row(
-        "plain",
-        "classes",
+    "adamw": simple(
         "--optimizer=adamw",
         *kwargs("optimizer", weight_decay=0.1),
         optimizer=lambda: optimizers.AdamW(0.05, weight_decay=0.1),
     ),
-    "clipping": row(
-        "plain",
-        "classes",
-        *kwargs("optimizer", global_clipnorm=0.1),
-        optimizer=sgd(global_clipnorm=0.1),
+    "clipping": simple(
+        *kwargs("optimizer", global_clipnorm=0.1), optimizer=sgd(global_clipnorm=0.1)
     ),
-    "moving averages": row(
-        "plain",
-        "classes",
+    "moving averages": simple(
         *kwargs("optimizer", use_ema=True, ema_momentum=0.5),
         optimizer=sgd(use_ema=True, ema_momentum=0.5),
     ),
-    "moving averages put in place": row(
-        "plain",
-        "classes",
+    "moving averages put in place": simple(
         *kwargs("optimizer", use_ema=True, ema_overwrite_frequency=3),
         optimizer=sgd(use_ema=True, ema_overwrite_frequency=3),
     ),
-    "cosine": row(
-        "plain",
-        "classes",
+    "cosine": simple(
         "--lr-schedule=cosine",
         optimizer=lambda: optimizers.SGD(optimizers.schedules.CosineDecay(0.05, 8), momentum=0.9),
     ),
-    "linear": row(
-        "plain",
-        "classes",
+    "linear": simple(
         "--lr-schedule=linear",
         optimizer=lambda: optimizers.SGD(
             optimizers.schedules.PolynomialDecay(0.05, 8, 0.0), momentum=0.9
         ),
     ),
-    "schedule of keras": row(
-        "plain",
-        "classes",
+    "schedule of keras": simple(
         "--lr-schedule=exponentialdecay",
         *kwargs("schedule", decay_steps=2, decay_rate=0.5),
         optimizer=lambda: optimizers.SGD(
@@ -526,49 +513,37 @@ ROWS = {
         "--accumulate=3",
         optimizer=sgd(gradient_accumulation_steps=3) if KERAS_3 else None,
     ),
-    "fp16": row(
-        "plain",
-        "classes",
+    "fp16": simple(
         "--precision=fp16",
         precision="mixed_float16",
         optimizer=lambda: keras.mixed_precision.LossScaleOptimizer(sgd()()),
     ),
-    "bf16": row("plain", "classes", "--precision=bf16", precision="mixed_bfloat16"),
+    "bf16": simple("--precision=bf16", precision="mixed_bfloat16"),
     "xla": row("regularized", "classes", "--xla", jit=True),
-    "earlystopping on val_loss": row(
-        "plain",
-        "classes",
+    "earlystopping on val_loss": simple(
         "--callback=earlystopping",
         *kwargs("callback", monitor="val_loss", min_delta=10.0),
         epochs=4,
         callbacks=lambda: [keras.callbacks.EarlyStopping("val_loss", min_delta=10.0)],
     ),
-    "best weights": row(
-        "plain",
-        "classes",
+    "best weights": simple(
         "--callback=earlystopping",
         *kwargs("callback", patience=3, restore_best_weights=True),
         epochs=4,
         callbacks=lambda: [keras.callbacks.EarlyStopping(patience=3, restore_best_weights=True)],
     ),
-    "reducelronplateau": row(
-        "plain",
-        "classes",
+    "reducelronplateau": simple(
         "--callback=reducelronplateau",
         *kwargs("callback", patience=1, min_delta=10.0),
         epochs=4,
         callbacks=lambda: [keras.callbacks.ReduceLROnPlateau(patience=1, min_delta=10.0)],
     ),
-    "csvlogger": row(
-        "plain",
-        "classes",
+    "csvlogger": simple(
         "--callback=csvlogger",
         *kwargs("callback", filename="ours.csv"),
         callbacks=lambda: [keras.callbacks.CSVLogger("theirs.csv")],
     ),
-    "modelcheckpoint": row(
-        "plain",
-        "classes",
+    "modelcheckpoint": simple(
         "--callback=modelcheckpoint",
         *kwargs("callback", filepath="ours.keras", save_best_only=True),
         callbacks=lambda: [keras.callbacks.ModelCheckpoint("theirs.keras", save_best_only=True)],
@@ -584,9 +559,9 @@ ROWS = {
     "sigmoid and a loss of classes": row("sigmoid"),
     "relu at the end": row("relu_end"),
     "a model that says nothing": row("subclassed"),
-    "numbers and a loss of shares": row("plain", "classes", "--loss=categoricalcrossentropy"),
+    "numbers and a loss of shares": simple("--loss=categoricalcrossentropy"),
     "several outputs and one loss": row("named_two", "two_outputs", "--loss=mse"),
-    "setting that nobody uses": row("plain", "classes", "--set=schedule.decay_steps=3"),
+    "setting that nobody uses": simple("--set=schedule.decay_steps=3"),
 }
 
 
