@@ -112,18 +112,22 @@ def _reduced(
     `act` returns a variable that changes last: what reads it comes after.
     """
     loss = board.loss if board.loss is not None else tf.constant(np.nan)
-    there = [i for i, gradient in enumerate(gradients) if gradient is not None]
-    # Horovod groups no sparse gradients, such as an embedding's, with dense ones.
-    sent = [tf.convert_to_tensor(gradients[i]) for i in there]
-    signals = tf.stack([tf.cast(tf.reduce_mean(loss), tf.float64), board.stop.read_value()])
-    with tf.control_dependencies(sent):
-        begun = board.now()
-    # The loss and the stop request do not fit into fp16.
-    sums = [*ranks.total(sent, compress=compress), *ranks.total([signals])]
-    for i, total in zip(there, sums, strict=False):
-        gradients[i] = total / tf.cast(ranks.size, total.dtype) if ranks.size > 1 else total
-    with tf.control_dependencies(sums):
-        reduced = board.now()
+    mean, stop = tf.cast(tf.reduce_mean(loss), tf.float64), tf.constant(0.0, tf.float64)
+    computed = [each for each in gradients if each is not None]
+    with tf.control_dependencies(tf.nest.flatten(computed, expand_composites=True)):
+        begun = reduced = board.now()
+    if ranks.size > 1:
+        there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        # Horovod groups no sparse gradients, such as an embedding's, with dense ones.
+        sent = [tf.convert_to_tensor(gradients[i]) for i in there]
+        # The loss and the stop request do not fit into fp16.
+        signals = tf.stack([mean, board.stop.read_value()])
+        sums = [*ranks.total(sent, compress=compress), *ranks.total([signals])]
+        for i, total in zip(there, sums, strict=False):
+            gradients[i] = total / tf.cast(ranks.size, total.dtype)
+        mean, stop = sums[-1][0] / ranks.size, sums[-1][1]
+        with tf.control_dependencies(sums):
+            reduced = board.now()
     with tf.control_dependencies([tf.convert_to_tensor(act(gradients))]):
         updated = board.now()
-    board.add(sums[-1][0] / ranks.size, sums[-1][1], reduced - begun, updated - reduced)
+    board.add(mean, stop, reduced - begun, updated - reduced)

@@ -107,7 +107,8 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
             _judge(training, loss, number + done)
         training.step_number += fitting.group
         training.watchdog.step(training.step_number)
-        agreed = float(rows[-1, 1])
+        alone = fitting.ranks.size == 1
+        agreed = training.signals.value if alone else float(rows[-1, 1])
         outcome = "stopped" if agreed >= STOP / 2 else "requeue" if agreed >= REQUEUE / 2 else ""
         saved = save(training) if outcome or self._due() else 0.0
         self._note(steps, losses, called, saved)

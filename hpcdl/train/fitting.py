@@ -106,7 +106,7 @@ class Fitting:
     def _batches(self, first: int, last: int) -> Any:
         """Return the steps' batches; a step that is computed in parts has as many of them."""
         data = self.source.steps(first, last)
-        if not self.options.deterministic:  # which allows no clock in a graph
+        if self.source.waits and not self.options.deterministic:  # which allows no clock in a graph
             data = timed(data, self.waited)
         parts = self.options.accumulate
         if parts == 1:

@@ -2,6 +2,7 @@
 
 import math
 import runpy
+import subprocess
 from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from hpcdl.jobs.preflight import Probe
 from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.bandwidth import metric_name
+from hpcdl.regress.checkbase import LOG
 from hpcdl.regress.result import Measured, faults_of
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import ALL, TrainingCase, job_on
@@ -166,11 +168,23 @@ def test_a_benched_pipeline_is_a_result_like_any_other():
     assert of_bench(Measured({}, ("missing result",))).faults == ("missing result",)
 
 
+def test_storage_is_what_dd_read_after_the_first_pass(tmp_path):
+    measured, check = check_of("data", "storage").measured, SimpleNamespace(stagedir=tmp_path)
+    assert "nothing was read" in str(measured(check).faults[0])
+    script = check_of("data", "READ")
+    argv = ["bash", "-c", script, "read", "4", "2"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, check=True)
+    (tmp_path / LOG).write_text(f"begins\n{done.stdout}ends\n")
+    found = measured(check).values["summary"]
+    assert 1 < found["read_mbs"] <= found["best_read_mbs"]
+    assert [path.name for path in tmp_path.iterdir()] == [LOG]
+
+
 def test_storage_is_read_in_the_jobs_folder_or_in_scratch(three_generations, p100):
     request = check_of("data", "storage").request
     for where, place in (("work", "$HPCDL_JOB_DIR"), ("scratch", "/local/$SLURM_JOB_ID")):
         check = SimpleNamespace(where=where, execution=CLUSTER, check_name="storage")
-        assert place in request(check, three_generations, p100).program
+        assert f'cd "{place}"' in request(check, three_generations, p100).program[2]
     with pytest.raises(BadInput, match="has no scratch"):
         request(check, three_generations, replace(p100, scratch=None))
 

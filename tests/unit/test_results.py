@@ -262,21 +262,15 @@ def test_a_result_that_is_not_there_is_a_fault_of_its_kind(tmp_path):
 
 
 def test_a_measuring_program_writes_what_the_schema_says(tmp_path):
-    argv = [
-        sys.executable,
-        "-m",
-        "hpcdl.measure.storage",
-        str(tmp_path),
-        "--megabytes=1",
-        "--passes=2",
-    ]
+    program = "from hpcdl.measure import write_measurement; write_measurement('copies', ['n'], "
+    program += "options={}, samples={}, summary={'host_to_host_gbs': 9.5})"
     where = {**os.environ, "HPCDL_JOB_DIR": str(tmp_path)}
-    subprocess.run(argv, env=where, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", program], env=where, check=True)
     values = json.loads((tmp_path / "result.json").read_text())
     jsonschema.validate(values, RESULT.schema)
     record = RESULT.read(tmp_path / "result.json")
     assert (record.faults, record.values) == ({}, values)
-    assert values["units"]["summary.read_mbs"] == "MB/s"
+    assert values["units"]["summary.host_to_host_gbs"] == "GB/s"
     assert values["outcome"] == outcome("completed")
 
 

@@ -58,7 +58,7 @@ class DataSource:
     `spec` and `label_spec` are the TensorSpecs of an example, or structures of them. `streams` is
     what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run sets it to
     what it was. `digest` identifies the data, `pixels` says how the network is given them.
-    `tested`: there is a test set.
+    `tested`: there is a test set. `waits`: a batch may have to be waited for; it is not in memory.
     `task` is `findings` where labels are several yes or no per example.
     `own`: the data are synthetic or of `hpcdl data make`, whose labels are numbers of classes.
     `order` is a digest that all ranks must have alike; '' where it follows from the files.
@@ -72,6 +72,7 @@ class DataSource:
     digest: str
     pixels: str
     tested: bool = False
+    waits: bool = True
     own: bool = True
     task: str = "classes"
     order: str = ""
@@ -114,6 +115,7 @@ class Synthetic(DataSource):
     """One random batch on the device, again and again: no input cost at all, and no test set."""
 
     digest = "synthetic"
+    waits = False
     pixels = "random numbers, 0 to 1"
 
     def __init__(
@@ -146,6 +148,7 @@ class InMemory(DataSource):
     Inputs and labels are arrays or structures of arrays. No `test` is no test set.
     """
 
+    waits = False
     pixels = "the data set's values / its scale: 0 to 1"
 
     def __init__(
