@@ -1,5 +1,6 @@
 """What a job finds before it computes: its modules, its ranks, its GPUs and CPUs."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,18 +11,10 @@ from hpcdl.regress.checkbase import LOG, HpcdlCheck, Metric
 from hpcdl.regress.result import Measured, reads
 from hpcdl.regress.training import ALL, job_on
 from hpcdl.results.faults import FaultKind, JobFault
+from hpcdl.stack import verify
 from hpcdl.stack.release import release_for
 
-
-def version_faults(measured, promised):
-    """Versions that differ from what the release's record promises."""
-    faults = []
-    for name in ("tensorflow", "horovod", "python"):
-        ran, wanted = measured.text("versions", name), promised.get(name)
-        if wanted and ran != wanted:
-            text = f"the module brings {name} {ran or 'unknown'}, the release says {wanted}"
-            faults.append(JobFault(FaultKind.VERSION, text, wanted=wanted, got=ran))
-    return faults
+PROBED = "probe.json"
 
 
 def binding_faults(probes, layout, release, *, bound):
@@ -51,24 +44,32 @@ def binding_faults(probes, layout, release, *, bound):
 
 @rfm.simple_test
 class modules(HpcdlCheck):
-    """The module loads, brings the versions of its release, and computes on the device."""
+    """The module is what its release says: by the program and the judgement of `stack verify`."""
 
     tags = {"smoke", "nightly", "node"}
 
     def request(self, site, partition):
-        return job_on(partition, self.check_name, ("python", "-m", "hpcdl.measure.versions"))
+        return job_on(partition, self.check_name, ("python", "-m", "hpcdl.stack.probe", PROBED))
+
+    def measured(self):
+        try:
+            self.seen = json.loads((Path(self.stagedir) / PROBED).read_text())
+        except (OSError, ValueError) as fault:
+            none = JobFault(FaultKind.NO_RESULT, f"missing result: {PROBED} of the job: {fault}")
+            return Measured({}, (none,))
+        return Measured({"startup_seconds": sum(step["took"] for step in self.seen.values())})
 
     def metrics(self):
-        read = reads("summary", "startup_seconds")
-        return [Metric("startup_seconds", "s", read, judged=False)]
+        return [Metric("startup_seconds", "s", reads("startup_seconds"), judged=False)]
 
     def faults(self, measured):
+        """What `stack verify` would say, if the jobs load a release."""
         site, partition = self.place()
-        model, release = partition.gpu and partition.gpu.model, self.evidence["release"]
-        found = release_for(site, partition.name, model) if release else None
-        # Nothing is promised where no release is published, or where the jobs load another one.
-        promised = found.versions if found is not None and found.id == release else {}
-        return [*super().faults(measured), *version_faults(measured, promised)]
+        release = release_for(site, partition.name, partition.gpu and partition.gpu.model)
+        if measured.faults or release is None or release.id != self.evidence["release"]:
+            return measured.faults
+        checks = verify.judge(release, self.seen, partition if self.real_gpus else None, 1)
+        return [JobFault(FaultKind.VERSION, one.detail) for one in checks if not one.ok]
 
 
 @rfm.simple_test

@@ -1,5 +1,6 @@
 """What the shipped checks think, without ReFrame and without a cluster."""
 
+import json
 import math
 import runpy
 import subprocess
@@ -19,7 +20,7 @@ from hpcdl.regress.checkbase import LOG
 from hpcdl.regress.result import Measured, faults_of
 from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import ALL, TrainingCase, job_on
-from hpcdl.results.faults import FaultKind, JobFault
+from hpcdl.results.faults import FaultKind
 from hpcdl.site import load_site
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput
@@ -93,13 +94,23 @@ def test_a_rank_out_of_place_is_named(found, word):
         assert binding_faults(found, LAYOUT, "r1", bound=False) == [], "Slurm binds nothing there"
 
 
-def test_versions_are_compared_with_the_releases_record():
-    ran = Measured({"versions": {"tensorflow": "2.21.0", "horovod": "0.28.1"}})
-    text = "the module brings tensorflow 2.21.0, the release says 2.20.0"
-    fault = JobFault(FaultKind.VERSION, text, wanted="2.20.0", got="2.21.0")
-    version_faults = check_of("environment", "version_faults")
-    assert version_faults(ran, {"tensorflow": "2.20.0", "horovod": "0.28.1"}) == [fault]
-    assert version_faults(Measured({}), {"horovod": "0.28.1"})
+def test_a_module_is_judged_as_stack_verify_judges_it(three_generations, tmp_path, monkeypatch):
+    check = check_of("environment", "modules")
+    release = SimpleNamespace(id="r1", versions={"tensorflow": "2.20.0"}, prefix=tmp_path)
+    monkeypatch.setitem(check.faults.__globals__, "release_for", lambda *_: release)
+    place = lambda: (three_generations, three_generations.partition("p100"))  # noqa: E731
+    job = SimpleNamespace(
+        stagedir=tmp_path, place=place, real_gpus=False, evidence={"release": "r1"}
+    )
+    assert check.measured(job).faults[0].kind is FaultKind.NO_RESULT
+    inside = {"tensorflow": "2.21.0", "horovod": None, "place": str(tmp_path), "release": "r1"}
+    kernel = {"device": "CPU:0", "model": None, "wrong": 0.0, "took": 1.0}
+    seen = {"import": {**inside, "gpus": 0, "cuda": False, "took": 2.0}, "kernel": kernel}
+    (tmp_path / "probe.json").write_text(json.dumps(seen))
+    measured = check.measured(job)
+    assert measured.number("startup_seconds") == 3.0
+    (fault,) = check.faults(job, measured)
+    assert (fault.kind, str(fault)) == (FaultKind.VERSION, "tensorflow is 2.21.0, not 2.20.0")
 
 
 def test_sizes_have_names():
