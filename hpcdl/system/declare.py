@@ -216,7 +216,7 @@ def shape(record: Any) -> tuple[object, ...]:
 
 def schema_of(cls: type, description: str = "", version: int | None = None) -> Schema:
     """The JSON Schema of the written form; with a `version`, files must have `schema: VERSION`."""
-    known = {entry.key: entry for entry in entries(cls) if entry.key}
+    keys = {entry.key: entry for entry in entries(cls) if entry.key}
     first: dict[str, Schema] = {}
     if version is not None:
         bounds = {"minimum": version, "maximum": version, "examples": [version]}
@@ -224,9 +224,9 @@ def schema_of(cls: type, description: str = "", version: int | None = None) -> S
     return {
         "type": "object",
         "description": description or (cls.__doc__ or "").splitlines()[0],
-        "required": [*first, *(key for key, entry in known.items() if entry.required)],
+        "required": [*first, *(key for key, entry in keys.items() if entry.required)],
         "additionalProperties": False,
-        "properties": {**first, **{key: _property(entry) for key, entry in known.items()}},
+        "properties": {**first, **{key: _property(entry) for key, entry in keys.items()}},
     }
 
 

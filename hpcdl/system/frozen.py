@@ -30,18 +30,17 @@ else:
 
 
 def _init(self: Any, *args: Any, **named: Any) -> None:
-    own = fields(self)
-    values = dict(zip((one.name for one in own if not one.kw_only), args, strict=False))
-    wrong = named.keys() & values.keys() or named.keys() - {one.name for one in own}
+    own = {part.name: part for part in fields(self)}
+    values = dict(zip((name for name in own if not own[name].kw_only), args, strict=False))
+    wrong = named.keys() & values.keys() or named.keys() - own.keys()
     if wrong or len(args) > len(values):
         raise TypeError(f"{type(self).__name__} takes no {', '.join(sorted(wrong)) or 'more'}")
     values |= named
-    for one in own:
-        if one.name not in values:
-            made = one.default if one.default_factory is MISSING else one.default_factory()
-            if made is MISSING:
-                raise TypeError(f"{type(self).__name__} lacks {one.name}")
-            values[one.name] = made
+    for name in own.keys() - values.keys():
+        part = own[name]
+        values[name] = part.default if part.default_factory is MISSING else part.default_factory()
+        if values[name] is MISSING:
+            raise TypeError(f"{type(self).__name__} lacks {name}")
     self.__dict__.update(values)
 
 
