@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpcdl.cli.framework import command, option, print_json
+from hpcdl.cli.framework import command, option, show
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 
 
@@ -43,26 +43,14 @@ def _stage(args: argparse.Namespace) -> ExitCode:
         removed = remove_left(target, own_jobs)
     start = time.monotonic()
     done = stage(args.source, target, workers=args.workers)
-    seconds = time.monotonic() - start
-    staged = {
-        "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        "target": target,
-        "copied": len(done.copy),
-        "linked": len(done.link),
-        "bytes": done.copied_bytes,
-        "seconds": round(seconds, 3),
-        "removed": removed,
-    }
-    if args.json:
-        print_json(staged)
-    else:
-        rest = f", {len(done.link)} linked that do not fit" if done.link else ""
-        rest += f"; removed the files of {removed} ended runs" if removed else ""
-        print(
-            f"{staged['host']}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in "
-            f"{target}, {seconds:.1f} s{rest}"
-        )
-    return ExitCode.OK
+    seconds = round(time.monotonic() - start, 3)
+    host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    counts = {"copied": len(done.copy), "linked": len(done.link), "bytes": done.copied_bytes}
+    text = f"{host}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in {target}, "
+    text += f"{seconds:.1f} s" + f", {len(done.link)} linked that do not fit" * bool(done.link)
+    text += f"; removed the files of {removed} ended runs" * bool(removed)
+    staged = {"host": host, "target": target, **counts, "seconds": seconds, "removed": removed}
+    return show(args, staged, text)
 
 
 COMMAND = _stage

@@ -8,18 +8,15 @@ closed, people are told. A drop begins on night 90. Histories have several level
 after an accepted level (the nights before it are moved to it), after a drop that was repaired.
 
 Beside it, on the first runs: CUSUM and Shewhart with the level and deviation of the first 30
-nights, and Apache Otava where HPCDL_OTAVA_PYTHON=VENV/bin/python names a Python that has it.
-HPCDL_BENCH_KINDS names some kinds, separated by commas; HPCDL_BENCH_SERIES is how many series.
+nights. HPCDL_BENCH_KINDS names some kinds, separated by commas; HPCDL_BENCH_SERIES is how many
+series.
 """
 
-import json
 import os
 import random
-import subprocess
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 from statistics import fmean, stdev
 
 from hpcdl.regress import changes as law
@@ -245,25 +242,6 @@ def with_release(runs):
     return [run._replace(release="r2") if run.date == last else run for run in runs]
 
 
-def report_otava(python):
-    """Apache Otava looks at all nights again every night, so that it gets fewer series."""
-    rng, work, at = random.Random(f"{SEED} otava"), [], []
-    for _ in range(12):
-        runs, _ = nights_of("normal", rng, drop(0.05), CHANGE_AT + 10)
-        work.append({"values": night_values(runs), "first": onset(runs)})
-        at.append(onset(runs))
-    done = subprocess.run(
-        [python, str(Path(__file__).with_name("otava_alarms.py"))],
-        input=json.dumps(work),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    answers = json.loads(done.stdout)
-    seen = sum(any(night >= first for night in one) for one, first in zip(answers, at, strict=True))
-    report("drift: Otava tells a drop of 5 % within 10 nights", 100 * seen / 12, "%")
-
-
 def main():
     every = ",".join((*KINDS, *LEVELS))
     for kind in os.environ.get("HPCDL_BENCH_KINDS", every).split(","):
@@ -272,5 +250,3 @@ def main():
     report_ramp()
     report_blame()
     report_together()
-    if python := os.environ.get("HPCDL_OTAVA_PYTHON"):
-        report_otava(python)
