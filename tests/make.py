@@ -2,11 +2,15 @@
 
 from dataclasses import replace
 
+import pytest
+
 from hpcdl.cluster import lifecycle, state
 from hpcdl.cluster.teardown import silent
 from hpcdl.regress.history import Result
 from hpcdl.regress.references import Reference
+from hpcdl.site import load_site
 from hpcdl.slurm import client
+from hpcdl.system.errors import BadInput
 from hpcdl.workflows.embedded import request
 
 CPU = "cpu: {nodes: 2, sockets: 1, cores_per_socket: 4, memory_gb: 16}"
@@ -42,6 +46,17 @@ def site_file(folder, *partitions, **more):
     path = folder / f"{more.get('name', 'small')}.yaml"
     path.write_text(site_text(*partitions, **more))
     return path
+
+
+def refused_site(file, text, *changes):
+    """What a person reads about a site file that is refused: a text, and pairs (old, new)."""
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    file.write_text(text)
+    with pytest.raises(BadInput) as caught:
+        load_site(file)
+    return caught.value.render()
 
 
 def up(site, *, directory=None, say=silent, **wished):

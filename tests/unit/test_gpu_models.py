@@ -25,9 +25,10 @@ from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
 from hpcdl.stack.resolve import Resolver, why_not
 from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_solution import as_text as resolution_text
-from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.expectation import expect, why_none
 from hpcdl.workflows.site_plan import targets
+from tests.make import refused_site
 from tests.unit.conftest import environment_for
 
 MIXED = Path(__file__).parents[1] / "golden" / "mixed.yaml"
@@ -41,14 +42,7 @@ def mixed():
 
 
 def refused(tmp_path, old, new):
-    """What a person reads about the mixed site with one thing changed."""
-    assert old in GROUPS
-    file = tmp_path / "site.yaml"
-    file.write_text(GROUPS.replace(old, new, 1))
-    with pytest.raises(BadInput) as caught:
-        load_site(file)
-    assert caught.value.exit_code == ExitCode.USAGE
-    return caught.value.render()
+    return refused_site(tmp_path / "site.yaml", GROUPS, (old, new))
 
 
 def alone(site, model, name="x", **changes):

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hpcdl.cli.site import as_data, as_text
 from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.time_limit import slurm_minutes
-from hpcdl.system.errors import BadInput, ExitCode
+from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
+from tests.make import refused_site
 
 SITE = """\
 schema: 1
@@ -49,14 +50,6 @@ ODD = [
 ]
 
 
-def replace(old, new):
-    def change(text):
-        assert old in text
-        return text.replace(old, new, 1)
-
-    return change
-
-
 @pytest.fixture
 def site_file(tmp_path):
     file = tmp_path / "site.yaml"
@@ -65,15 +58,7 @@ def site_file(tmp_path):
 
 
 def refused(file, *changes):
-    """What a person reads about the changed file."""
-    text = SITE
-    for change in changes:
-        text = change(text)
-    file.write_text(text)
-    with pytest.raises(BadInput) as caught:
-        load_site(file)
-    assert caught.value.exit_code == ExitCode.USAGE
-    return caught.value.render()
+    return refused_site(file, SITE, *changes)
 
 
 def test_a_small_file_is_filled_in_with_defaults(site_file):
@@ -99,12 +84,12 @@ def test_every_shipped_site_is_valid(path):
 def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
     said = refused(
         site_file,
-        replace("nodes: 2", "nodse: 2"),
-        replace("model: p100", "model: p1000"),
-        replace("sockets: 2", "sockets: -2"),
-        replace("memory_gb: 250", "memory_gb: lots"),
-        replace("stack: tf", "stack: tff"),
-        replace("[p100]", "[p100, q100]"),
+        ("nodes: 2", "nodse: 2"),
+        ("model: p100", "model: p1000"),
+        ("sockets: 2", "sockets: -2"),
+        ("memory_gb: 250", "memory_gb: lots"),
+        ("stack: tf", "stack: tff"),
+        ("[p100]", "[p100, q100]"),
     )
     expected = [
         "has 7 faults",
@@ -128,38 +113,38 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (replace("schema: 1\n", ""), "the file lacks the key 'schema'"),
-        (replace("name: pi", "name: my pi"), "'name' is 'my pi', which does not match the format"),
-        (replace("name: pi", 'name: "pi\\n#SBATCH --x"'), "which does not match the format"),
-        (replace('"22.05.8"', "new"), "'version' is 'new'"),
-        (replace("/apps", "apps"), "start it with / or ~"),
-        (replace("/apps", "$APPS/x"), "are replaced here, no other variable"),
-        (replace("/apps", "~nosuchuser/x"), "which is not absolute"),
-        (replace("/apps", '"/a\\nb"'), "'prefix' is '/a"),
-        (replace("nodes: 2", "nodes: 1000000"), "'nodes' is 1000000, above its maximum"),
-        (replace("nodes: 2", "nodes: 3"), "'hostlist' names 2 nodes, but 'nodes' is 3"),
-        (replace("[01-02]", "[02-01]"), "runs backwards"),
-        (replace("[01-02]", "[01-99999999]"), "names more than 100,000 nodes"),
-        (replace("[01-02]", "[01-"), "no list of nodes"),
-        (replace("    stack: tf", "    max_time: '0'"), "'max_time' is '0'"),
-        (replace("    stack: tf", "    max_time: 1-2-3"), "'max_time' is '1-2-3'"),
-        (replace("    stack: tf", "    max_time: ٢"), "which does not match the format"),
-        (replace("    stack: tf", "    scratch: {path: tmp}"), "start it with / or a variable"),
-        (replace("    stack: tf", "    scratch: {path: ''}"), "start it with / or a variable"),
-        (replace("    stack: tf", "    scratch: {path: $(id)}"), "but no other bash syntax"),
-        (replace("    stack: tf", "    scratch: {path: '/t/${USER'}"), "but no other bash syntax"),
-        (replace("    stack: tf", "    scratch: {path: '/t/${!x}'}"), "but no other bash syntax"),
-        (replace("/apps", '""'), "start it with / or ~"),
-        (replace("    stack: tf", "    environment: {'A B': x}"), "'A B' is no valid name"),
-        (replace("backend: wheels", "backend: conda"), "not wheels, spack, spack-wheels or venv"),
-        (replace("stacks:", "stacks:\n  store: {backend: spack}"), "'store' is no valid name"),
-        (replace("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
+        (("schema: 1\n", ""), "the file lacks the key 'schema'"),
+        (("name: pi", "name: my pi"), "'name' is 'my pi', which does not match the format"),
+        (("name: pi", 'name: "pi\\n#SBATCH --x"'), "which does not match the format"),
+        (('"22.05.8"', "new"), "'version' is 'new'"),
+        (("/apps", "apps"), "start it with / or ~"),
+        (("/apps", "$APPS/x"), "are replaced here, no other variable"),
+        (("/apps", "~nosuchuser/x"), "which is not absolute"),
+        (("/apps", '"/a\\nb"'), "'prefix' is '/a"),
+        (("nodes: 2", "nodes: 1000000"), "'nodes' is 1000000, above its maximum"),
+        (("nodes: 2", "nodes: 3"), "'hostlist' names 2 nodes, but 'nodes' is 3"),
+        (("[01-02]", "[02-01]"), "runs backwards"),
+        (("[01-02]", "[01-99999999]"), "names more than 100,000 nodes"),
+        (("[01-02]", "[01-"), "no list of nodes"),
+        (("    stack: tf", "    max_time: '0'"), "'max_time' is '0'"),
+        (("    stack: tf", "    max_time: 1-2-3"), "'max_time' is '1-2-3'"),
+        (("    stack: tf", "    max_time: ٢"), "which does not match the format"),
+        (("    stack: tf", "    scratch: {path: tmp}"), "start it with / or a variable"),
+        (("    stack: tf", "    scratch: {path: ''}"), "start it with / or a variable"),
+        (("    stack: tf", "    scratch: {path: $(id)}"), "but no other bash syntax"),
+        (("    stack: tf", "    scratch: {path: '/t/${USER'}"), "but no other bash syntax"),
+        (("    stack: tf", "    scratch: {path: '/t/${!x}'}"), "but no other bash syntax"),
+        (("/apps", '""'), "start it with / or ~"),
+        (("    stack: tf", "    environment: {'A B': x}"), "'A B' is no valid name"),
+        (("backend: wheels", "backend: conda"), "not wheels, spack, spack-wheels or venv"),
+        (("stacks:", "stacks:\n  store: {backend: spack}"), "'store' is no valid name"),
+        (("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
         (
-            replace("22.05.8", "19.05.2"),
+            ("22.05.8", "19.05.2"),
             "Slurm 19.05.2 is older than the releases that hpcdl supports",
         ),
-        (replace("22.05.8", "9.05"), "'9.05' is no Slurm release"),
-        (lambda text: text.partition("partitions:")[0] + "partitions: {}\n", "at least one entry"),
+        (("22.05.8", "9.05"), "'9.05' is no Slurm release"),
+        ((SITE[SITE.index("partitions:") :], "partitions: {}\n"), "at least one entry"),
     ],
 )
 def test_each_kind_of_fault_is_named(site_file, change, said):
