@@ -53,13 +53,13 @@ directives are checked. `--json` prints the findings as JSON.
 ## Waiving a rule
 
 ```bash
-# hpcdl-lint: allow gpus-per-task-isolates the tasks are independent
-#SBATCH --gpus-per-task=1
+# hpcdl-lint: allow threads-beyond the ranks take turns
+export OMP_NUM_THREADS=8
 ```
 
 `allow` waives a rule for the next line, or for its own line if it follows code (lines that a
-backslash joins are one); `allow-file` waives it for the whole file. A waiver without a rule, a
-reason or an effect is reported itself.
+backslash joins are one); `allow-file` waives it for the whole file. A waiver of no rule is reported
+itself.
 
 ## The rules
 

@@ -416,22 +416,17 @@ def _list(args: argparse.Namespace) -> ExitCode:
 def _report(args: argparse.Namespace) -> ExitCode:
     """Report a job's throughput, where each step's time went, and what to improve."""
     from hpcdl.jobs.job_report import as_text, summarize
-    from hpcdl.jobs.submission import asked, require_this_cluster
+    from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.jobs.watch import look, result_of
     from hpcdl.slurm.client import usage
     from hpcdl.workflows.expectation import compare, comparison_line, kept
 
-    site = the_site(args)
-    submission = require_this_cluster(_found(site, args.job))
-    snapshot, request = look(submission), asked(submission.folder)
-    partition = site.partitions.get(str(request.get("partition")))
-    cpus = partition.cpus if partition else None
+    submission = require_this_cluster(_found(the_site(args), args.job))
+    snapshot = look(submission)
     report = summarize(
         snapshot,
         result_of(submission),
-        request,
         usage(snapshot.job_id),
-        cpus,
         warned=(submission.folder / ".usr2").exists(),
     )
     expected = kept(submission.folder)

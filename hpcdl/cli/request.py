@@ -150,17 +150,12 @@ def _note_directives(spec: JobSpec) -> None:
 
 def _variable(text: str) -> str:
     """`NAME=VALUE`; the value of a name alone is taken from our environment, or asked for."""
-    name, sign, value = text.partition("=")
+    name, sign, _ = text.partition("=")
     if sign:
         if looks_secret(name):
             message = f"note: other users of this machine may have seen {name} on the command line"
             print(
                 f"{message}; `--env {name}` takes it from your environment, or asks",
-                file=sys.stderr,
-            )
-        if more := re.match(r"[^=,]*,([A-Z_]\w*)=", value):
-            print(
-                f"note: all of that is the value of {name}; {more[1]} needs its own --env",
                 file=sys.stderr,
             )
         return text

@@ -6,10 +6,8 @@ reported by its state, and by what accounting says it had and used.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import fmean
 from typing import Any
 
 from hpcdl.jobs.watch import Snapshot
@@ -26,23 +24,19 @@ _NAMES = {
     "other": "everything else",
 }
 _ADVICE = {
-    "input": "input-bound: {share} of each step waits for data; {cpus}",
+    "input": "input-bound: {share} of each step waits for data; ask for more --cpus-per-task, for "
+    "fewer GPUs of each node, or for --stage-data",
     "communication": "communication-bound: {share} of each step waits for gradients; use larger "
     "batches per GPU, fp16 compression, or fewer nodes",
     "checkpoint": "{share} of the time is spent on checkpoints; write them less often",
     "other": "{share} of each step is spent outside the model; look at the profile (--profile)",
 }
 _WORTH_ADVICE = 0.15
-_POINTS = 40
-_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
 class JobReport:
-    """What a job did. `shares` are parts of a step's time, 0 to 1; rates in images/s.
-
-    `curve` is the loss of the whole run, earlier starts included, as means of equal parts.
-    """
+    """What a job did. `shares` are parts of a step's time, 0 to 1; rates in images/s."""
 
     job_id: int
     description: str
@@ -57,23 +51,19 @@ class JobReport:
     usage: Usage | None = None
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
-    curve: Sequence[float] = ()
     warned: bool = False
 
 
 def summarize(
     snapshot: Snapshot,
     result: Mapping[str, Any] | None,
-    asked: Mapping[str, Any],
     usage: Usage | None = None,
-    node_cpus: int | None = None,
     *,
     warned: bool = False,
 ) -> JobReport:
-    """The report of a job from its last state, its result.json, its job.json and accounting.
+    """The report of a job from its last state, its result.json and accounting.
 
-    Both files are as `hpcdl.results` reads them. `node_cpus` are the CPUs of a node of its
-    partition, None where that is not known. `warned`: its ranks got USR2 before the time limit.
+    `warned`: its ranks got USR2 before the time limit.
     """
     summary = at(result, "summary") or {}
     phases = summary.get("phases") or {}
@@ -92,47 +82,19 @@ def summarize(
         seconds=sum(seconds) if seconds and None not in seconds else None,
         advice=f"`hpcdl job log {snapshot.job_id}` shows what it wrote"
         if snapshot.ended and not snapshot.ok
-        else advise(shares, at(asked, "layout") or {}, node_cpus),
+        else advise(shares),
         usage=usage,
         warned=warned,
         loss=summary.get("loss"),
         metrics={one_line(name): score for name, score in (summary.get("metrics") or {}).items()},
-        curve=_curve(at(result, "curve", "loss") or at(result, "samples", "loss") or ()),
     )
 
 
-def _curve(losses: Sequence[float | None]) -> tuple[float, ...]:
-    """A loss per step as at most _POINTS means of equal parts of the run."""
-    known = [loss for loss in losses if loss is not None]
-    count = min(_POINTS, len(known))
-    bounds = [len(known) * part // count for part in range(count + 1)] if count else []
-    return tuple(fmean(known[low:high]) for low, high in pairwise(bounds))
-
-
-def advise(
-    shares: Mapping[str, float], layout: Mapping[str, Any], node_cpus: int | None = None
-) -> str:
+def advise(shares: Mapping[str, float]) -> str:
     """Return one line about the largest share that is not computing; '' if all shares are small."""
     losses = [(part, name) for name, part in shares.items() if name in _ADVICE]
     part, worst = max(losses, key=lambda one: one[0], default=(0.0, ""))
-    if part < _WORTH_ADVICE:
-        return ""
-    cpus = _more_cpus(layout, node_cpus) if worst == "input" else ""
-    return _ADVICE[worst].format(share=f"{part:.0%}", cpus=cpus)
-
-
-def _more_cpus(layout: Mapping[str, Any], node_cpus: int | None) -> str:
-    """Return the advice on more CPUs per rank, as far as the nodes have more."""
-    now, tasks = layout.get("cpus_per_task"), layout.get("tasks_per_node")
-    if now is None:
-        return "give the input pipeline more CPUs"
-    most = node_cpus // tasks if node_cpus and tasks else 2 * now
-    if most > now:
-        return f"raise --cpus-per-task from {now} to {min(2 * now, most)}"
-    return (
-        "its ranks have all CPUs of their nodes: copy the data to the nodes' disks (--stage-data), "
-        "or take fewer GPUs of each node"
-    )
+    return _ADVICE[worst].format(share=f"{part:.0%}") if part >= _WORTH_ADVICE else ""
 
 
 def as_text(report: JobReport) -> str:
@@ -164,12 +126,7 @@ def as_text(report: JobReport) -> str:
 def _learnt(report: JobReport) -> list[str]:
     scores = [f"loss {report.loss:.4g}"] if report.loss is not None else []
     scores += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
-    lines = [", ".join(scores)] if scores else []
-    if len(report.curve) > 1:
-        low, step = min(report.curve), (max(report.curve) - min(report.curve)) / len(_LEVELS[1:])
-        drawn = "".join(_LEVELS[round((loss - low) / (step or 1.0))] for loss in report.curve)
-        lines.append(f"loss {report.curve[0]:.4g} {drawn} {report.curve[-1]:.4g}")
-    return lines
+    return [", ".join(scores)] if scores else []
 
 
 def _used(usage: Usage) -> list[str]:

@@ -7,6 +7,7 @@ values. Reasons ride behind their lines on a separator that no value can contain
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +28,7 @@ from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import cache as cache_folder
 from hpcdl.system.resources import templates
-from hpcdl.system.text import count_of, did_you_mean
+from hpcdl.system.text import count_of
 from hpcdl.system.trust import make_private
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _values(
         "module": module,
         "hpcdl_version": __version__,
         "shape": f"{count_of(layout.nodes, 'node')} x {count_of(each, kind)}",
-        "further": directives(slurm.version, (*nice, *spec.sbatch), chosen),
+        "further": directives((*nice, *spec.sbatch), chosen),
         "chosen": chosen,
         "account": spec.account or partition.account or slurm.account,
         "qos": spec.qos or partition.qos or slurm.qos,
@@ -375,14 +376,13 @@ def answers(key: str) -> dict[str, str]:
     return {name: instead for instead, names in rows for name in names}
 
 
-def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -> tuple[str, ...]:
+def directives(asked: Sequence[str], chosen: Sequence[str] = ()) -> tuple[str, ...]:
     """The directives of options such as `mail-type=END`, with or without leading dashes.
 
     `chosen` are directives that the script has already, by which Slurm finds the GPU model.
 
     Raises:
-        BadInput: an option that the script decides itself, that the release does not have, or that
-            is given twice, or without the value that it needs.
+        BadInput: an option that the script decides itself, or that is given twice.
     """
     lines: dict[str, str] = {}
     for text in asked:
@@ -394,7 +394,7 @@ def directives(version: str, asked: Sequence[str], chosen: Sequence[str] = ()) -
             )
         if name in lines:
             raise BadInput(f"--sbatch {name} is given twice", hint="give one of them")
-        _check(version, name, value if sign else None)
+        _check(name, value if sign else None)
         lines[name] = f"--{name}={quote.directive(value)}" if sign else f"--{name}"
     return tuple(lines.values())
 
@@ -416,27 +416,13 @@ def _own(name: str) -> str:
     return "use --container" if name.startswith("container") else answers("own").get(name, "")
 
 
-def _check(version: str, name: str, value: str | None) -> None:
+def _check(name: str, value: str | None) -> None:
+    """Raise BadInput for what the script decides itself; of all others sbatch is the judge."""
     if own := _own(name):
         raise BadInput(f"--sbatch {name}: the script sets this itself", hint=own)
-    release = as_release(version)
-    options = {
-        key: fact for key, fact in known_options("sbatch").items() if fact.span.holds(release)
-    }
-    words = name.split()
-    if len(words) == 2 and words[0] in options:
-        message = f"--sbatch '{name}' has a blank for the '='"
-        raise BadInput(message, hint=f"write --sbatch {words[0]}={words[1]}")
     if name.startswith("-") and (hint := as_ours(name)):
         raise BadInput(f"--sbatch takes long names of options, not '{name}'", hint=hint)
-    if name not in options:
-        choices = sorted(options.keys() - answers("own").keys())
-        message = f"sbatch of Slurm {release} has no option {name!r}"
-        raise BadInput(message, hint=did_you_mean(name, choices))
-    needs = options[name].argument
-    if needs == "required" and not value:
-        raise BadInput(f"--sbatch {name} needs a value", hint=f"write --sbatch {name}=VALUE")
-    if needs == "none" and value is not None:
-        raise BadInput(f"--sbatch {name} takes no value", hint=f"write --sbatch {name}")
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        raise BadInput(f"--sbatch {name!r} is no option", hint="write --sbatch NAME=VALUE")
     if value and not value.isprintable():
         raise BadInput(f"the value of --sbatch {name} has characters that no directive can hold")

@@ -93,8 +93,9 @@ class SlurmRule(NamedTuple):
 
     `flags` are the options and variables concerned. `severity` is one of `SEVERITIES`, `proof`
     one of `hpcdl.facts.PROOFS`. `lint` is whether a script can show that it breaks the rule.
-    `excludes` are pairs of options that one command may not have together; `uses` is a regular
-    expression of the words of a command: rules of these two kinds need no code.
+    `excludes` are pairs of options that one command may not have together, `needs` options that
+    need one of others, `uses` is a regular expression of the words of a command: rules of these
+    kinds need no code.
     """
 
     id: str
@@ -108,6 +109,7 @@ class SlurmRule(NamedTuple):
     proof: str
     lint: bool
     excludes: tuple[tuple[str, ...], ...] = ()
+    needs: tuple[tuple[str, frozenset[str]], ...] = ()
     uses: str = ""
 
     def holds(self, release: SlurmRelease) -> bool:
@@ -175,6 +177,7 @@ def _rule(row: dict[str, Any]) -> SlurmRule:
         flags=tuple(row["flags"]),
         lint=row.get("lint", True),
         excludes=tuple(tuple(pair) for pair in row.get("excludes", ())),
+        needs=tuple((name, frozenset(of.split())) for name, of in row.get("needs", {}).items()),
         uses=row.get("uses", ""),
         **plain,
     )

@@ -75,7 +75,7 @@ def lint(
         raise BadInput(f"the rules begin with Slurm {oldest}; {release} is older")
     script = BatchScript(text, name).first
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
-    found = apply(script, _hits(Job(script, release, cluster), active), active)
+    found = apply(script, _hits(Job(script, release, cluster), active))
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}
     same: dict[tuple[str, str], list[Hit]] = {}
     for _, hit in sorted(unique.items()):

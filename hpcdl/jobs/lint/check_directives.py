@@ -211,6 +211,7 @@ def _nearest(command: str, name: str, names: Collection[str]) -> str:
 
 
 _EXCLUDING = [one for one in all_rules() if one.excludes]
+_NEEDING = [one for one in all_rules() if one.needs]
 
 
 @checks(*(rule.id for rule in _EXCLUDING))
@@ -225,6 +226,16 @@ def exclusive_pairs(job: Job) -> Iterator[Hit]:
                         rule.id,
                         max((given[name] for name in pair), key=lambda option: option.start),
                     )
+
+
+@checks(*(rule.id for rule in _NEEDING))
+def lonely_options(job: Job) -> Iterator[Hit]:
+    """Options that mean nothing without another, by the rules' own lists."""
+    for part in job.script.components:
+        for rule in _NEEDING:
+            for name, others in rule.needs:
+                if (option := part.last(name)) and not part.has(*others):
+                    yield at(rule.id, option)
 
 
 @checks("option-twice")
@@ -264,7 +275,7 @@ def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
             yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
 
 
-@checks("count-missing", "count-wanted", "cpus-per-gpu-alone")
+@checks("count-missing", "count-wanted")
 def counts_of_nothing(job: Job) -> Iterator[Hit]:
     """GPUs per task without a number of tasks, memory per GPU without GPUs, and the like."""
     counted = ("ntasks", "ntasks-per-node", "gpus", "ntasks-per-gpu", "ntasks-per-tres")
@@ -277,9 +288,6 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
         order = part.last("distribution")
         if order and order.text == "arbitrary" and not part.has("nodelist", "nodefile"):
             yield at("count-wanted", order, "no list of nodes is given")
-        cpus = part.last("cpus-per-gpu")
-        if cpus and not part.has(*_ASK_FOR_GPUS):
-            yield at("cpus-per-gpu-alone", cpus)
         tasks = part.last("ntasks-per-gpu")
         if tasks and not part.has(*_ASK_FOR_GPUS, "ntasks", "nodes"):
             yield at("count-wanted", tasks, "no GPUs or tasks are asked for")

@@ -76,14 +76,6 @@ def _detached(job: Job) -> Iterator[Hit]:
             yield at("background-unawaited", command.words[0])
 
 
-@checks("mail-user-alone")
-def mail_without_a_reason(job: Job) -> Iterator[Hit]:
-    """--mail-user without --mail-type: nothing is mailed."""
-    option = job.options.last("mail-user")
-    if option and not job.options.has("mail-type"):
-        yield at("mail-user-alone", option)
-
-
 @checks("array-one-log")
 def one_log_for_all_tasks(job: Job) -> Iterator[Hit]:
     """All tasks of an array write over the same log."""

@@ -139,39 +139,6 @@ def foreground_under_trap(job: Job) -> Iterator[Hit]:
         yield Hit("trap-deferred", work[0][1], len(work[0][0].name) or 1)
 
 
-@checks("wait-once")
-def single_wait(job: Job) -> Iterator[Hit]:
-    """One wait for a background step, which the first trapped signal ends."""
-    catching = [trap for trap in _traps(job) if trap.catches]
-    behind = [command for command, _ in main_work(job) if command.background]
-    if not catching or not behind:
-        return
-    outside = [
-        one
-        for one in job.script.commands
-        if one.name == "wait" and not one.within("inner", "function")
-    ]
-    again = len(outside) != 1 or outside[0].within("loop")
-    if not (again or _settles(job, catching)) and outside[0].start > behind[-1].start:
-        yield at("wait-once", outside[0].words[0])
-
-
-def _settles(job: Job, traps: list[_Trap]) -> bool:
-    """Whether a handler, or a function that it calls, waits itself, or ends the script or job."""
-    functions = {
-        scope.name
-        for command in job.script.commands
-        if command.name in {"wait", "exit"} or "requeue" in {word.raw for word in command.words}
-        for scope in command.scopes
-        if scope.kind == "function"
-    }
-    return any(
-        re.search(r"\b(?:wait|exit|requeue)\b", trap.handler)
-        or functions & {word.strip(";'\"") for word in trap.handler.split()}
-        for trap in traps
-    )
-
-
 @checks("status-lost", "wait-status")
 def lost_statuses(job: Job) -> Iterator[Hit]:
     """Work whose exit code is lost: at the front of a pipe, or before a bare `wait`."""

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
-from hpcdl.jobs.lint.options import Options
 from hpcdl.jobs.lint.parse import JobStep
-from hpcdl.jobs.lint.shell import Word, names, parser
+from hpcdl.jobs.lint.shell import Word, names
 
 _INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
 _RANKS = re.compile(
@@ -225,51 +224,9 @@ def typed_and_untyped(job: Job) -> Iterator[Hit]:
             yield at("gpu-type-mixed", requests[-1].option)
 
 
-@checks("gpus-per-task-isolates")
-def gpus_per_task(job: Job) -> Iterator[Hit]:
-    """GPUs asked for per task: what that does to binding depends on the release.
-
-    It binds the tasks of srun; mpirun's are none of Slurm's.
-    """
-    batch = job.script.is_batch
-    # What a batch script starts itself, or by mpirun, Slurm does not bind, unless it has an srun
-    # that cannot be read; AMD's GPUs lose nothing.
-    amd = AMD.search(job.script.text)
-    single = batch and job.sruns and all(job.step_tasks(step) == 1 for step in job.sruns)
-    others = (job.script.steps and not job.sruns) or (batch and "srun" not in job.script.text)
-    alone = amd or single or parser() is None or others
-    parts = () if alone else job.script.components
-    places = [(part, part.tasks_per_node if batch else None) for part in parts]
-    places += [(s.options, job.step_tasks_per_node(s)) for s in job.sruns if not amd]
-    for options, per_node in places:
-        asked = [
-            one.option
-            for one in options.gpus
-            if one.option.name in {"gpus-per-task", "tres-per-task"}
-        ]
-        if asked and per_node != 1 and not _bound_otherwise(job, options):
-            yield at("gpus-per-task-isolates", asked[0])
-
-
-def _bound_otherwise(job: Job, options: Options) -> bool:
-    """Whether a binding is given, or lifted on the command itself or on every step."""
-
-    def lifts(one: Options) -> bool:
-        shared = "allow-task-sharing" in one.text("gres-flags")
-        return shared or one.text("gpu-bind").startswith("none")
-
-    steps = [step.options for step in job.sruns]
-    given = options.has("gpu-bind", "tres-bind")
-    return given or lifts(options) or (bool(steps) and all(map(lifts, steps)))
-
-
-@checks("ntasks-per-gpu-isolates", "ntasks-per-gpu-with-cpus", "ntasks-per-gpu-pends")
+@checks("ntasks-per-gpu-with-cpus", "ntasks-per-gpu-pends")
 def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
-    """Tasks counted per GPU: bound one by one, and at odds with CPUs per task."""
-    for _, options, option in job.given("ntasks-per-gpu"):
-        single = [request.number for request in options.gpus] == [1]
-        if not single and not _bound_otherwise(job, options):
-            yield at("ntasks-per-gpu-isolates", option)
+    """Tasks counted per GPU, at odds with CPUs per task."""
     asked = job.options.last("ntasks-per-gpu")
     cpus = job.options.has("cpus-per-task") or "cpu" in job.options.text("tres-per-task")
     if asked is not None and cpus:

@@ -10,7 +10,7 @@ Slurm tells.
 A script waives a rule by `# hpcdl-lint: allow RULE reason` for the next line, by `allow-file` for
 the whole file. On a line of its own a waiver holds for the line that follows (with its continuation
 lines, and past further waivers); behind code or a directive, for its own line. One that names no
-rule, gives no reason or waives nothing is a finding itself.
+rule is a finding itself.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from hpcdl.jobs.lint.shell import ShellCommand, Word
 from hpcdl.slurm.fits import Cluster, PartitionLimits
 from hpcdl.slurm.rules import SlurmRelease, all_rules
 
-_WAIVER = re.compile(
-    r"(?:^|(?<=\s))#[ \t]*hpcdl-lint:[ \t]*(allow(?:-file)?)(?:[ \t]+([^\s]+))?[ \t]*(.*)"
-)
+_WAIVER = re.compile(r"(?:^|(?<=\s))#[ \t]*hpcdl-lint:[ \t]*(allow(?:-file)?)(?:[ \t]+([^\s]+))?.*")
 _FILE = 0
 _REPEATED = re.compile(r"\$\{?SLURM_(NTASKS|NTASKS_PER_NODE|GPUS_PER_NODE)\}?")
 _ONE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?", re.A)
@@ -241,22 +239,8 @@ def checks(*rules: str) -> Callable[[Check], Check]:
 # ---- waivers ----
 
 
-class _Waiver(NamedTuple):
-    """A waiver of one rule, with its place in the text, and the last of the lines it holds for."""
-
-    rule: str
-    reason: str
-    start: int
-    length: int
-    end: int
-
-
-def apply(script: BatchScript, hits: Iterable[Hit], active: frozenset[str]) -> list[Hit]:
-    """The hits that no waiver covers, and those of the waivers themselves.
-
-    `active` are the ids of the rules that hold in the release: a waiver of a rule that does not
-    hold there is not unused.
-    """
+def apply(script: BatchScript, hits: Iterable[Hit]) -> list[Hit]:
+    """The hits that no waiver covers, and waivers of rules that there are not."""
     if "hpcdl-lint:" not in script.text:
         return list(hits)
     # Where the logical line of each line ends, continuation lines included.
@@ -264,26 +248,22 @@ def apply(script: BatchScript, hits: Iterable[Hit], active: frozenset[str]) -> l
     for line in reversed(script.lines[:-1]):
         if line.text.endswith("\\"):
             ends[line.number] = ends[line.number + 1]
-    waivers = list(_waivers(script, ends))
-    covered = {(waiver.rule, waiver.end) for waiver in waivers}
-    left, used = [], set()
-    for hit in hits:
-        places = {(hit.rule, _FILE), (hit.rule, ends[script.place(hit.start)[0]])} & covered
-        used |= places
-        left += [] if places else [hit]
     ids = {rule.id for rule in all_rules()}
-    for waiver in waivers:
-        if waiver.rule not in ids:
-            detail = f"'{waiver.rule[:60]}'" if waiver.rule else "it names none"
-            left.append(Hit("waiver-unknown", waiver.start, waiver.length, detail))
-        elif waiver.rule in active and (waiver.rule, waiver.end) not in used:
-            left.append(Hit("waiver-unused", waiver.start, waiver.length, waiver.rule))
-        elif not waiver.reason:
-            left.append(Hit("waiver-reason", waiver.start, waiver.length, waiver.rule))
-    return left
+    covered, wrong = set(), []
+    for rule, end, place in _waivers(script, ends):
+        covered.add((rule, end))
+        if rule not in ids:
+            wrong.append(place._replace(detail=f"'{rule[:60]}'" if rule else "it names none"))
+
+    def waived(hit: Hit) -> bool:
+        own = ends[script.place(hit.start)[0]]
+        return bool({(hit.rule, _FILE), (hit.rule, own)} & covered)
+
+    return [*(hit for hit in hits if not waived(hit)), *wrong]
 
 
-def _waivers(script: BatchScript, ends: list[int]) -> Iterator[_Waiver]:
+def _waivers(script: BatchScript, ends: list[int]) -> Iterator[tuple[str, int, Hit]]:
+    """Each rule that is waived, the last of the lines it is waived for, and the waiver's place."""
     following = len(script.lines) + 1  # the next line that is no waiver
     for line in reversed(script.lines):
         text = line.text
@@ -293,8 +273,6 @@ def _waivers(script: BatchScript, ends: list[int]) -> Iterator[_Waiver]:
         match = _WAIVER.search(text) if marked else None
         if match is None or script.in_body(line.start):
             continue
-        kind, rules, reason = match.groups()
-        end = _FILE if kind == "allow-file" else ends[following]
-        start, length = line.start + match.start(), len(match.group().rstrip())
-        for rule in (rules or "").split(","):
-            yield _Waiver(rule, reason.strip(), start, length, end)
+        end = _FILE if match[1] == "allow-file" else ends[following]
+        place = Hit("waiver-unknown", line.start + match.start(), len(match.group().rstrip()))
+        yield from ((rule, end, place) for rule in (match[2] or "").split(","))

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from hpcdl import __version__
 from hpcdl.jobs.lint import LintFinding, lint
 from hpcdl.jobs.lint.parse import BatchScript
 from hpcdl.jobs.lint.shell import parser
-from hpcdl.slurm.rules import SEVERITIES, SlurmRelease, SlurmRule, as_release, known_releases, rule
+from hpcdl.slurm.rules import SEVERITIES, SlurmRelease, as_release, known_releases, rule
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
 from hpcdl.system.resources import to_install
@@ -39,9 +38,6 @@ Results = Sequence[tuple[str, Sequence[LintFinding]]]
 """Files, with what was found in each."""
 MAX_BYTES = 4 * 1024**2
 """Slurm's own limit, max_script_size in slurm.conf's SchedulerParameters."""
-_SECONDS = 5.0
-"""Seconds after which a walk reports its progress."""
-_NO_FILES = frozenset({Path("/proc"), Path("/sys"), Path("/dev")})
 _DIRECTIVE = re.compile(r"^[ \t]*#SBATCH", re.M)
 _BEGINS = ("#!", "\ufeff#!", "#SBATCH")
 _WHAT = "a batch script begins with #! or has #SBATCH lines"
@@ -209,40 +205,25 @@ def _row(finding: LintFinding) -> dict[str, Any]:
 
 
 def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
-    shown = [(name, finding) for name, findings in results for finding in _shown(findings, advice)]
-    rules = {finding.rule.id: _sarif_rule(finding.rule) for _, finding in shown}
+    rules: dict[str, dict[str, Any]] = {}
+    found = []
+    for name, one in ((name, one) for name, own in results for one in _shown(own, advice)):
+        rule, level = one.rule, _LEVELS[one.severity]
+        rules[rule.id] = {
+            "id": rule.id,
+            "shortDescription": {"text": rule.title},
+            "fullDescription": {"text": f"{rule.title}: {rule.consequence}"},
+            "help": {"text": f"{rule.fix}\nSource: {rule.source}"},
+            "defaultConfiguration": {"level": level},
+        }
+        columns = {"startColumn": one.column, "endColumn": one.column + one.width}
+        place = {"artifactLocation": {"uri": name}, "region": {"startLine": one.line, **columns}}
+        message = {"text": f"{one.message}. {rule.consequence}"}
+        where = [{"physicalLocation": place}]
+        found.append({"ruleId": rule.id, "level": level, "message": message, "locations": where})
     driver = {"name": "hpcdl job lint", "version": __version__, "rules": list(rules.values())}
-    run = {
-        "tool": {"driver": driver},
-        "columnKind": "unicodeCodePoints",
-        "results": [_sarif_result(name, finding) for name, finding in shown],
-    }
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": found}
     return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _sarif_rule(rule: SlurmRule) -> dict[str, Any]:
-    return {
-        "id": rule.id,
-        "shortDescription": {"text": rule.title},
-        "fullDescription": {"text": f"{rule.title}: {rule.consequence}"},
-        "help": {"text": f"{rule.fix}\nSource: {rule.source}"},
-        "defaultConfiguration": {"level": _LEVELS[rule.severity]},
-    }
-
-
-def _sarif_result(name: str, finding: LintFinding) -> dict[str, Any]:
-    region = {
-        "startLine": finding.line,
-        "startColumn": finding.column,
-        "endColumn": finding.column + finding.width,
-    }
-    place = {"artifactLocation": {"uri": name}, "region": region}
-    return {
-        "ruleId": finding.rule.id,
-        "level": _LEVELS[finding.severity],
-        "message": {"text": f"{finding.message}. {finding.rule.consequence}"},
-        "locations": [{"physicalLocation": place}],
-    }
 
 
 # ---- the files ----
@@ -269,14 +250,7 @@ def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
 
 
 def _below(directory: Path) -> Iterator[Path]:
-    count, last_note = 0, time.monotonic()
     for parent, directories, names in os.walk(directory):
-        count += len(names)
-        if time.monotonic() > last_note + _SECONDS:
-            last_note = time.monotonic()
-            print(f"note: {count:,} files looked at, now in {parent}", file=sys.stderr, flush=True)
-        if Path(parent) in _NO_FILES:
-            directories.clear()
         directories[:] = sorted(name for name in directories if not name.startswith("."))
         files = (Path(parent, name) for name in sorted(names))
         # A pipe in a directory may have no writer, ever; one that is named is <(...) of a shell.
@@ -296,8 +270,6 @@ def read_script(path: Path) -> str:
     Raises:
         BadInput: it cannot be read, is larger than any batch script, or is none.
     """
-    if str(path).startswith(("http:/", "https:/")):
-        raise BadInput(f"{path} is no file here", hint="fetch it first: `curl -O URL`")
     try:
         if str(path) == "-":
             data = sys.stdin.buffer.read(MAX_BYTES + 1)

@@ -179,21 +179,13 @@ def test_a_waiver_covers_the_next_line_its_own_line_or_the_file(text):
         # It does not reach the line after the next.
         (
             "# hpcdl-lint: allow kill-on-bad-exit may die\ntrue\n" + STEP,
-            [(3, "waiver-unused"), (5, "kill-on-bad-exit")],
+            [(5, "kill-on-bad-exit")],
         ),
         (
             "# hpcdl-lint: allow kill-on-bad-exits may die\n" + STEP,
             [(3, "waiver-unknown"), (4, "kill-on-bad-exit")],
         ),
-        # Without a reason it waives, but is reported.
-        ("# hpcdl-lint: allow kill-on-bad-exit\n" + STEP, [(3, "waiver-reason")]),
     ],
 )
 def test_where_a_waiver_does_not_silence_the_rule_or_is_wrong_that_is_reported(text, rules):
     assert found(HEAD + text) == rules
-
-
-def test_a_waiver_for_other_releases_is_not_unused_on_this_one():
-    text = HEAD + "# hpcdl-lint: allow cpus-per-task-lost we are past 23.02\ntrue\n"
-    assert found(text, "26.05") == []
-    assert found(text, "22.05") == [(3, "waiver-unused")]

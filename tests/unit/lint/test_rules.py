@@ -14,7 +14,7 @@ import pytest
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.layout import cluster_of
-from hpcdl.jobs.lint import all_checks, check_signals, check_steps, lint, shell
+from hpcdl.jobs.lint import all_checks, check_signals, lint, shell
 from hpcdl.slurm.rules import SlurmRelease, all_rules, known_releases, rule
 from tests.unit.conftest import shipped
 
@@ -125,7 +125,7 @@ def test_a_generated_script_is_clean(version):
 
 def test_without_the_parser_nothing_is_concluded_from_what_a_script_does_not_run(monkeypatch):
     """Whose traps lie in the release's file, and what no one has read, is not known."""
-    for module in (check_signals, check_steps, shell):
+    for module in (check_signals, shell):
         monkeypatch.setattr(module, "parser", lambda: None)
     text = render_script(shipped("embedded"), JobSpec("v100", nodes=2), MODULE).text
     asked = "#!/bin/bash\n#SBATCH -n4 --gpus-per-task=1\n"
