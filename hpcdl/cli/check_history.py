@@ -71,8 +71,9 @@ def _history(args: argparse.Namespace) -> ExitCode:
 def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
     from hpcdl.regress.exchange import incoming, refuse_cut
     from hpcdl.regress.history import open_history
+    from hpcdl.regress.reframe_adapter.settings import reframe_name
 
-    files = incoming(args.files)
+    files = incoming(args.files, reframe_name(site.name))
     if args.dry_run:
         print(f"would add at most {sum(1 for file in files for _ in file)} results to {path}")
     else:

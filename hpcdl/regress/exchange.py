@@ -55,10 +55,15 @@ _YEARS = range(1970, 3000)
 
 
 class Incoming(Iterable[Result]):
-    """The results of a file; after they were gone through, `cut` is the line that lacks its end."""
+    """The results of a file; after they were gone through, `cut` is the line that lacks its end.
 
-    def __init__(self, path: Path) -> None:
+    `system` is ReFrame's name of the site. Partitions of another system are named with it: one
+    history of ReFrame's may hold several, each with a partition `gpu`.
+    """
+
+    def __init__(self, path: Path, system: str = "") -> None:
         self.path = path / "verdicts.json" if (path / "verdicts.json").exists() else path
+        self.system = system
         self.cut: int | None = None
 
     def __iter__(self) -> Iterator[Result]:
@@ -70,14 +75,14 @@ class Incoming(Iterable[Result]):
             with open_regular(self.path, "file of results") as binary:
                 head = binary.read(len(_SQLITE))
             if head == _SQLITE:
-                yield from _of_database(self.path)
+                yield from _of_database(self.path, self.system)
                 return
             with io.TextIOWrapper(
                 open_regular(self.path, "file of results"), encoding="utf-8", newline="\n"
             ) as file:
                 first = file.readline(MAX_LINE)
                 if first.startswith("{") and (report := _report(self.path, first)):
-                    yield from of_report(report, self.path)
+                    yield from _of_report(report, self.path, self.system)
                 elif first.strip() == "{":
                     run = read_run(self.path)
                     yield from of_run(run, _time(self.path, run))
@@ -101,9 +106,13 @@ class Incoming(Iterable[Result]):
             if not line.strip():
                 continue
             if columns and line.endswith("\n"):
-                yield from _of_log(
-                    dict(zip(columns, line[:-1].split("|"), strict=False)), self.path
-                )
+                fields = line[:-1].split("|")
+                if len(fields) != len(columns):
+                    what = f"{len(fields)} fields, and its first line names {len(columns)}"
+                    hint = "a name with | in it is two: import ReFrame's results.db or report.json"
+                    raise BadInput(f"{self.path}, line {number}: {what}", hint=hint)
+                row = dict(zip(columns, fields, strict=True))
+                yield from _of_log(row, self.path, self.system)
                 continue
             try:
                 value = json.loads(line)
@@ -128,26 +137,28 @@ def _report(path: Path, first: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "session_info" in found else None
 
 
-def _of_database(path: Path) -> Iterator[Result]:
+def _of_database(path: Path, system: str) -> Iterator[Result]:
     """The sessions of ReFrame's results database, each as one night."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
             if not database.execute(_PLAIN_COLUMN).fetchone():
                 raise ValueError("it has no table of sessions")
             for (blob,) in database.execute("SELECT json_blob FROM sessions ORDER BY 1"):
-                yield from of_report(json.loads(blob), path)
+                yield from _of_report(json.loads(blob), path, system)
     except (sqlite3.Error, ValueError, RecursionError) as fault:
         message = f"{path} is no results database of ReFrame ({fault})"
         hint = "of another history, import what `hpcdl check history export` writes"
         raise BadInput(message, hint=hint) from fault
 
 
-def _of_log(row: Mapping[str, str], path: Path) -> Iterator[Result]:
+def _of_log(row: Mapping[str, str], path: Path, system: str) -> Iterator[Result]:
     """The results of one row of a performance log, as of a case of a report."""
     try:
         names = [name.removesuffix("_value") for name in row if name.endswith("_value")]
         case = {
             **row,
+            # ReFrame measures what is sane: what has numbers and fails misses a reference.
+            "fail_phase": "performance" if names else None,
             "display_name": row["name"],
             "job_nodelist": row.get("job_nodelist", "").split(","),
             "perfvalues": {
@@ -162,7 +173,7 @@ def _of_log(row: Mapping[str, str], path: Path) -> Iterator[Result]:
     except (KeyError, ValueError, OverflowError, OSError) as fault:
         message = f"{path} is no performance log of ReFrame that hpcdl can read ({fault!r:.100})"
         raise BadInput(message, hint="it needs the columns of ReFrame's own settings") from fault
-    yield from _of_cases(f"perflog-{time:%Y%m%d-%H%M%S}", time, [case])
+    yield from _of_cases(f"perflog-{time:%Y%m%d-%H%M%S}", time, [case], system)
 
 
 def _amount(text: str | None) -> float | None:
@@ -170,7 +181,7 @@ def _amount(text: str | None) -> float | None:
     return None if text in {None, "", "None", "null"} else float(text or 0)
 
 
-def of_report(report: Mapping[str, Any], path: Path) -> Iterator[Result]:
+def _of_report(report: Mapping[str, Any], path: Path, system: str) -> Iterator[Result]:
     """The results of a session of ReFrame that hpcdl did not start, as one night.
 
     Raises BadInput: it is no report as ReFrame 4.10 writes it.
@@ -179,16 +190,24 @@ def of_report(report: Mapping[str, Any], path: Path) -> Iterator[Result]:
         info = report["session_info"]
         ended = datetime.fromtimestamp(float(info["time_end_unix"]), timezone.utc)
         cases = [case for run in report["runs"] for case in run["testcases"]]
-        yield from _of_cases(f"reframe-{info['uuid']}", ended, cases)
+        yield from _of_cases(f"reframe-{info['uuid']}", ended, cases, system)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, OSError) as fault:
         message = f"{path} is no report of ReFrame that hpcdl can read ({fault!r:.100})"
         hint = "write it with ReFrame 4.10 or newer: --report-file"
         raise BadInput(message, hint=hint) from fault
 
 
-def _of_cases(run: str, time: datetime, cases: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
+def _of_cases(
+    run: str, time: datetime, cases: Iterable[Mapping[str, Any]], system: str
+) -> Iterator[Result]:
     """The results of ReFrame's cases, judged by what ReFrame itself knows of them."""
-    verdicts = [judge(with_evidence(case, Plain({}, {}, {}))) for case in cases]
+    named = [
+        case
+        if case.get("system") in {None, system}
+        else {**case, "partition": f"{case['system']}:{case['partition']}"}
+        for case in cases
+    ]
+    verdicts = [judge(with_evidence(case, Plain({}, {}, {}))) for case in named]
     plain = [_plain_verdict(verdict) for verdict in verdicts]
     yield from of_run({"run": run, "verdicts": plain}, time.isoformat(timespec="seconds"))
 
@@ -198,12 +217,12 @@ def _plain_verdict(verdict: Verdict) -> dict[str, Any]:
     return asdict(verdict) | {"status": verdict.status.value, "faults": faults}
 
 
-def incoming(paths: Sequence[Path]) -> list[Incoming]:
+def incoming(paths: Sequence[Path], system: str) -> list[Incoming]:
     """The files to import; a run's directory without verdicts was stopped, and holds no results.
 
     Raises BadInput: nothing is named, or nothing of it holds results.
     """
-    files = [Incoming(one) for path in paths for one in _files(path)]
+    files = [Incoming(one, system) for path in paths for one in _files(path)]
     if not files:
         more = ": no directory holds verdicts or logs" if paths else ""
         hint = f"name files or directories; {_WHAT}"
@@ -300,16 +319,20 @@ def _entries(verdict: Mapping[str, Any], run: str, time: str, site: str) -> list
         "queue_wait": job.get("queue_wait_seconds"),
         "restarts": job.get("restarts"),
     }
-    beyond = {fault.get("metric") for fault in faults} if faults else set()
+    about = {fault.get("metric") for fault in faults} if verdict["status"] != "ERROR" else {""}
     rows = []
     for metric in verdict["metrics"]:
         row = {**common, "metric": metric["name"]}
         row |= {name: metric.get(name) for name in _OF_METRIC}
-        if verdict["status"] == "FAIL" and beyond and "" not in beyond:
-            # Another metric of the case is beyond its bound: this one passes.
-            row |= {} if metric["name"] in beyond else {"status": "PASS", "reason": ""}
+        if about and "" not in about and metric["name"] not in about and _holds(metric):
+            row |= {"status": "PASS", "reason": ""}  # what is wrong is another metric's
         rows += _of_runs(row, metric["name"], verdict.get("runs") or ())
     return rows or [common]
+
+
+def _holds(metric: Mapping[str, Any]) -> bool:
+    value, low, high = (metric.get(of) for of in ("value", "low", "high"))
+    return value is not None and (low is None or low <= value) and (high is None or value <= high)
 
 
 def _of_runs(

@@ -110,8 +110,8 @@ from reframe.core.builtins import parameter, performance_function, sanity_functi
 class bw(rfm.RunOnlyRegressionTest):
     size = parameter([1, 2])
     valid_systems, valid_prog_environs = ["*"], ["*"]
-    executable, executable_opts = "echo", ["rate: 950"]
-    reference = {"*": {"rate": (1000, -0.1, None, "GB/s")}}
+    executable, executable_opts = "echo", ["rate: 950 late: 9"]
+    reference = {"*": {"rate": (1000, -0.1, None, "GB/s"), "late": (5, None, 0.1, "s")}}
 
     @sanity_function
     def ok(self):
@@ -120,44 +120,64 @@ class bw(rfm.RunOnlyRegressionTest):
     @performance_function("GB/s")
     def rate(self):
         return sn.extractsingle(r"rate: (\\d+)", self.stdout, 1, float)
+
+    @performance_function("s")
+    def late(self):
+        return sn.extractsingle(r"late: (\\d+)", self.stdout, 1, float)
+"""
+SYSTEMS = """
+local = {"scheduler": "local", "launcher": "local", "environs": ["gnu"]}
+site_configuration = {
+    "systems": [
+        {"name": name, "hostnames": [".*"], "partitions": [{"name": "gpu", **local}]}
+        for name in ("embedded", "other")
+    ],
+    "environments": [{"name": "gnu"}],
+}
 """
 
 
 def test_what_reframe_keeps_by_itself_is_imported_alike(tmp_path, file):
-    """A report, a results database and performance logs of one session, by the real ReFrame."""
+    """Reports, a results database and performance logs of two systems, by the real ReFrame."""
     pytest.importorskip("reframe")
     (tmp_path / "bw.py").write_text(OWN_CHECK)
+    (tmp_path / "settings.py").write_text(SYSTEMS)
     where = {"RFM_SQLITE_DB_FILE": f"{tmp_path}/results.db", "RFM_ENABLE_RESULTS_STORAGE": "1"}
-    words = [
-        "-c",
-        "from reframe.frontend.cli import main; main()",
-        "-c",
-        "bw.py",
-        "-r",
-        "--perflogdir",
-        f"{tmp_path}/perflogs",
-    ]
-    subprocess.run(
-        [sys.executable, *words, "--report-file", "report.json"],
-        cwd=tmp_path,
-        env={**os.environ, **where},
-        check=True,
-        capture_output=True,
-    )
+    program = ["-c", "from reframe.frontend.cli import main; main()", "-C", "settings.py"]
+    for system in ("embedded", "other"):
+        words = ["-c", "bw.py", "-r", "--perflogdir=perflogs", f"--report-file={system}.json"]
+        subprocess.run(
+            [sys.executable, *program, f"--system={system}", *words],
+            cwd=tmp_path,
+            env={**os.environ, **where},
+            capture_output=True,
+        )
     told = []
-    for name in ("report.json", "results.db", "perflogs"):
-        assert command(file.with_name(f"{name}.sqlite"), "import", str(tmp_path / name)) == 0
-        rows = held(file.with_name(f"{name}.sqlite"))
-        told.append([(r.case_name, r.metric, r.value, r.unit, r.low, r.status) for r in rows])
+    for names in (("embedded.json", "other.json"), ("results.db",), ("perflogs",)):
+        copy = file.with_name(f"{names[0]}.sqlite")
+        assert command(copy, "import", *(str(tmp_path / name) for name in names)) == 0
+        told.append(
+            sorted((r.case_name, r.partition, r.metric, r.value, r.status) for r in held(copy))
+        )
     assert told[0] == told[1] == told[2]
-    assert told[0][0] == ("size=1", "rate", 950.0, "GB/s", 900.0, "PASS")
+    assert told[0][:4] == [
+        ("size=1", "gpu", "late", 9.0, "FAIL"),
+        ("size=1", "gpu", "rate", 950.0, "PASS"),
+        ("size=1", "other:gpu", "late", 9.0, "FAIL"),
+        ("size=1", "other:gpu", "rate", 950.0, "PASS"),
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ["job_completion_time|x\na|b\n", "SQLite format 3\0 and then nothing of it"]
+    ("text", "why"),
+    [
+        ("job_completion_time|x\na|b\n", "no performance log of ReFrame"),
+        ("job_completion_time|x\na|b|c\n", "line 2: 3 fields, and its first line names 2"),
+        ("SQLite format 3\0 and then nothing of it", "no results database of ReFrame"),
+    ],
 )
-def test_what_only_looks_like_reframes_is_refused(tmp_path, text):
-    with pytest.raises(BadInput, match="of ReFrame"):
+def test_what_only_looks_like_reframes_is_refused(tmp_path, text, why):
+    with pytest.raises(BadInput, match=why):
         importing(text, tmp_path)
 
 
