@@ -7,9 +7,9 @@ from reframe.core.builtins import parameter, run_after
 
 from hpcdl import facts
 from hpcdl.predict.hardware import usual_link
-from hpcdl.regress.bandwidth import SIZES, SMALL_SIZES, metric_name
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.result import faults_of, reads
+from hpcdl.regress.scaling import SIZES, SMALL_SIZES, metric_name
 from hpcdl.regress.training import ALL, job_on, shape_name
 from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.results.records import at

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from hpcdl.jobs import Module
     from hpcdl.regress.answer import GateAnswer
     from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
-    from hpcdl.regress.remeasure import Doubts, Key
     from hpcdl.regress.run_directory import RunDirectory
-    from hpcdl.regress.runner import CheckOutcome
+    from hpcdl.regress.runner import CheckOutcome, Doubts, Key
     from hpcdl.regress.verdict import Verdict
     from hpcdl.site import Site
     from hpcdl.system.text import StatusLine
@@ -179,7 +178,7 @@ def _doubts(site: Site) -> Doubts:
     from hpcdl.regress.exchange import of_verdicts
     from hpcdl.regress.gate import doubtful
     from hpcdl.regress.history import read_history
-    from hpcdl.regress.remeasure import key_of
+    from hpcdl.regress.runner import key_of
 
     rulings = rulings_of(site)
 

@@ -1,5 +1,11 @@
 """Runs checks in a directory of their own and turns what ReFrame reports into verdicts.
 
+What is suspicious is measured again, the same night: a single spike disappears among more runs, and
+a real drop is sure. Suspicious is a metric beyond its bound, a node slower than the others, and
+what the history finds doubtful. The runs alternate between the nodes of the first one and others,
+so that a slow node is told from a slow release. All runs of the night are one verdict, by their
+median; the budget is the site's.
+
 Of a check in ReFrame's own way it reports its own name (`bw_0`), and of the job little. The
 parameters are in the name that it displays, what became of the job is in the run's events, and the
 release is that of the partition, where the environment loads it.
@@ -9,33 +15,49 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from hpcdl.regress.job_state import JUDGED, exit_fault
-from hpcdl.regress.nodes import name_slow_nodes
+from hpcdl.regress.nodes import as_run, name_slow_nodes
 from hpcdl.regress.references import fingerprint, load_references
 from hpcdl.regress.reframe_adapter import process
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress, Session
 from hpcdl.regress.reframe_adapter.settings import Modules, reframe_name, render_settings
-from hpcdl.regress.remeasure import Doubts, joined, key_of, place_for, suspicious
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
 from hpcdl.regress.training import ALL, ranks_on
-from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge, waive
-from hpcdl.results.faults import FaultKind, JobFault, Status
+from hpcdl.regress.verdict import WHOLE_RUN, MetricVerdict, Verdict, judge, number, waive
+from hpcdl.results.faults import FaultKind, JobFault, Status, describe, status_of
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.execution import ExecutionProfile, current
+from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput, HpcdlError, Stopped
 from hpcdl.system.files import write_atomic
 from hpcdl.system.safe_read import last_text
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_known_owners
 
+_SLOW = frozenset({FaultKind.BOUND, FaultKind.SLOW_NODE})
 _GENERATED = {"repeat_no", "part", "nid"}
 """ReFrame's own parameters: of --repeat and --distribute."""
+
+
+class Key(NamedTuple):
+    """The key of a case of a night; `planned` is the node where each node has its own."""
+
+    check: str
+    case: str
+    partition: str
+    environment: str
+    planned: str = ""
+
+
+Doubts = Callable[[Sequence[Verdict]], set[Key]]
+"""The cases of which the history says that tonight's values may be a drop."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +162,7 @@ class _Night:
         return process.execute(run, argv, self.progress, until=until, places=places)
 
     def again(
-        self, run: RunDirectory, number: int, chosen: Sequence[Verdict], until: float
+        self, run: RunDirectory, count: int, chosen: Sequence[Verdict], until: float
     ) -> list[Verdict]:
         """Run the cases of some verdicts once more, each partition's in a session of its own."""
         verdicts: list[Verdict] = []
@@ -149,7 +171,7 @@ class _Night:
         for label in dict.fromkeys(verdict.partition for verdict in chosen):
             here = [verdict for verdict in chosen if verdict.partition == label]
             places = {
-                event.name: place_for(self.site, verdict, number)
+                event.name: place_for(self.site, verdict, count)
                 for verdict in here
                 if not placed and (event := events.get(int(verdict.job.get("id") or 0)))
             }
@@ -189,7 +211,7 @@ def _measured_again(
     if request.measuring or request.settings:
         return verdicts, []
     until, notes = time.monotonic() + 60 * budget.minutes, list[str]()
-    for number in range(1, budget.runs + 1):
+    for count in range(1, budget.runs + 1):
         chosen = suspicious(verdicts, doubts)
         if not chosen:
             break
@@ -199,7 +221,7 @@ def _measured_again(
             )
             break
         try:
-            more = night.again(run, number, chosen, until)
+            more = night.again(run, count, chosen, until)
         except HpcdlError as fault:
             if isinstance(fault, Stopped):
                 raise
@@ -207,7 +229,7 @@ def _measured_again(
             break
         there = {key_of(verdict) for verdict in more if verdict.status is not Status.ERROR}
         if missing := [verdict for verdict in chosen if key_of(verdict) not in there]:
-            notes.append(f"run {number + 1} gave no result of {_named(missing)}")
+            notes.append(f"run {count + 1} gave no result of {_named(missing)}")
         verdicts = name_slow_nodes(joined([*verdicts, *more]), night.execution)
         if not there:
             break
@@ -408,3 +430,89 @@ def _names(displayed: str) -> tuple[str, str, str]:
     ]
     added = [text for text in given if text.partition("=")[0] not in _GENERATED]
     return check.partition("~")[0].strip(), ",".join(own), ",".join(added)
+
+
+def key_of(verdict: Verdict) -> Key:
+    """The case that a verdict is about."""
+    return Key(verdict.check, verdict.case, verdict.partition, verdict.environment, verdict.planned)
+
+
+def suspicious(verdicts: Sequence[Verdict], doubts: Doubts | None) -> list[Verdict]:
+    """The verdicts whose cases should be measured again; errors stay, whatever a retry gives."""
+    doubtful = doubts(verdicts) if doubts else set[Key]()
+    return [
+        one
+        for one in verdicts
+        if one.hashcode
+        and one.status is not Status.ERROR
+        and any(metric.value is not None for metric in one.metrics)
+        and (key_of(one) in doubtful or (one.faults and {f.kind for f in one.faults} <= _SLOW))
+    ]
+
+
+def place_for(site: Site, verdict: Verdict, number_of_run: int) -> tuple[str, ...]:
+    """Slurm's options that place a further run: first on the same nodes, then on others."""
+    nodes = expand_hostlist(str(verdict.job.get("nodes") or ""))
+    if verdict.planned or not nodes:
+        return ()
+    if number_of_run % 2:
+        return (f"--nodelist={','.join(nodes)}",)
+    has = {part.label: part.nodes for part in site.by_groups()}
+    spare = has.get(verdict.partition, 0) >= 2 * len(nodes)
+    return (f"--exclude={','.join(nodes)}",) if spare else ()
+
+
+def joined(verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """One verdict per case, in the order of their first runs; each counts all runs of its case."""
+    groups: dict[Key, list[Verdict]] = {}
+    for verdict in verdicts:
+        groups.setdefault(key_of(verdict), []).append(verdict)
+    return [_joined(group) if len(group) > 1 else group[0] for group in groups.values()]
+
+
+def _joined(group: Sequence[Verdict]) -> Verdict:
+    first, *others = group
+    if first.status is Status.ERROR:
+        return first
+    measured = [verdict for verdict in group if verdict.status is not Status.ERROR]
+    runs = tuple(run for verdict in group for run in (verdict.runs or (as_run(verdict),)))
+    metrics = tuple(_median(metric, runs) for metric in first.metrics)
+    beyond = tuple(metric.fault for metric in metrics if metric.judged and not metric.holds)
+    # A value beyond its bound hides what else is to be said, such as that its reference is stale.
+    plain = next((verdict for verdict in measured if not _slow(verdict)), first)
+    faults = beyond or tuple(fault for fault in plain.faults if fault.kind not in _SLOW)
+    failed = [verdict.reason for verdict in others if verdict.status is Status.ERROR]
+    reasons = [
+        describe(faults),
+        *_runs_text(metrics, runs),
+        *(f"a further run: {why}" for why in failed),
+    ]
+    return replace(
+        first,
+        metrics=metrics,
+        runs=runs,
+        faults=faults,
+        status=status_of(faults),
+        reason="; ".join(part for part in reasons if part),
+    )
+
+
+def _slow(verdict: Verdict) -> bool:
+    return any(one.kind in _SLOW for one in verdict.faults)
+
+
+def _median(metric: MetricVerdict, runs: Sequence[Mapping[str, Any]]) -> MetricVerdict:
+    values = _values(metric, runs)
+    return replace(metric, value=median(values)) if values else metric
+
+
+def _values(metric: MetricVerdict, runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    found = (run["values"].get(metric.name) for run in runs)
+    return [value for value in found if value is not None]
+
+
+def _runs_text(metrics: Sequence[MetricVerdict], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The values of all runs of the first metric that is judged."""
+    metric = next((one for one in metrics if one.wanted), None)
+    values = [number(value) for value in _values(metric, runs)] if metric else []
+    return [f"median of {len(values)} runs: {', '.join(values)}"] if len(values) > 1 else []

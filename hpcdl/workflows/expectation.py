@@ -26,7 +26,7 @@ from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec, is_train
 from hpcdl.jobs.submission import asked as asked_for
 from hpcdl.jobs.submission import index
-from hpcdl.regress.bandwidth import measured_links
+from hpcdl.regress.scaling import measured_links
 from hpcdl.results.records import EXPECTATION, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster

@@ -188,3 +188,24 @@ def test_checks_are_listed_with_tags_and_partitions(tmp_path, hpcdl):
     assert re.search(r"allreduce %shape=horovod-2x2 +nightly, smoke +.*p100", own)
     none = hpcdl("check", "list", "--site", "pi", "--checks", "/nowhere.py", code=2).err
     assert "there are no checks at /nowhere.py" in none
+
+
+def process(proc, number, **variables):
+    folder = proc / str(number)
+    folder.mkdir()
+    text = "\0".join(f"{key}={value}" for key, value in variables.items())
+    (folder / "environ").write_text(text + "\0")
+
+
+def test_only_the_jobs_own_processes_go_first_and_sessions_are_left_alone(tmp_path, monkeypatch):
+    """Weighty sessions of two nodes that share a CPU hold each other up."""
+    backend = pytest.importorskip("hpcdl.regress.reframe_adapter.backend")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    process(tmp_path, 1, SLURM_JOB_ID="7", SLURM_CONF="/a/slurm.conf")
+    process(tmp_path, 2, SLURM_JOB_ID="7", SLURM_CONF="/b/slurm.conf")
+    process(tmp_path, 3, SLURM_JOB_ID="77", SLURM_CONF="/a/slurm.conf")
+    process(tmp_path, 4, HOME="/root")
+    (tmp_path / "5").mkdir()
+    (tmp_path / "1" / "autogroup").write_text("/autogroup-3 nice 0")
+    assert backend.go_first(7, "/a/slurm.conf", tmp_path) == 1
+    assert (tmp_path / "1" / "autogroup").read_text() == "/autogroup-3 nice 0"

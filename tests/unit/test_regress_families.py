@@ -15,10 +15,9 @@ from hpcdl.jobs.layout import plan_layout
 from hpcdl.jobs.preflight import Probe
 from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
-from hpcdl.regress.bandwidth import metric_name
 from hpcdl.regress.checkbase import LOG
 from hpcdl.regress.result import Measured, faults_of
-from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency
+from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, metric_name
 from hpcdl.regress.training import ALL, TrainingCase, job_on
 from hpcdl.results.faults import FaultKind
 from hpcdl.site import load_site

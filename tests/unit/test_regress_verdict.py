@@ -11,7 +11,7 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.job_state import Watchdog, fault_of
 from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes
-from hpcdl.regress.remeasure import joined, key_of, suspicious
+from hpcdl.regress.runner import joined, key_of, suspicious
 from hpcdl.regress.verdict import MetricVerdict, Verdict, judge, waive
 from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.slurm.execution import SINGLE_NODE
