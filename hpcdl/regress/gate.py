@@ -103,10 +103,10 @@ def ask(
     too old to count; `execution` says by how much nodes differ by chance.
     """
     history, rulings = history.as_of(now), rulings or Rulings()
-    known = history.series()
+    in_history = history.series()
     newest = {
         series: time
-        for series, time in known.items()
+        for series, time in in_history.items()
         if (not partitions or series.partition in partitions)
         and (not names or {series.check, series.name} & {*names})
         and not rulings.is_retired(series, time)
@@ -114,10 +114,10 @@ def ask(
     question = _Question(history, newest, _latest(newest), now, execution.margin, rulings)
     alive = [series for series in newest if question.silent_days(series) <= ENDED_DAYS]
     # All series that are measured share the budget of nights that are closed by chance.
-    watched = sum(bool(series.metric) for series in known)
+    watched = sum(bool(series.metric) for series in in_history)
     findings, accepted = _ruled(question, _of_all(question, alive, watched))
-    findings += _unknown(partitions, {series.partition for series in known}, "partition")
-    there = {name for series in known for name in (series.check, series.name)}
+    findings += _unknown(partitions, {series.partition for series in in_history}, "partition")
+    there = {name for series in in_history for name in (series.check, series.name)}
     findings += _unknown(names, there, "check")
     over = [series for series in newest if question.silent_days(series) > ENDED_DAYS]
     ended = tuple(series for series in over if not question.is_over(series))
@@ -125,20 +125,20 @@ def ask(
     closing = tuple(finding for finding in findings if finding.kind not in unsure)
     warnings = tuple(finding for finding in findings if finding.kind in unsure)
     warnings = (*_of_future(history), *warnings)
-    return GateAnswer(len(alive), closing, len(known), ended, warnings, tuple(accepted))
+    return GateAnswer(len(alive), closing, len(in_history), ended, warnings, tuple(accepted))
 
 
 def _of_all(question: _Question, alive: Sequence[Series], watched: int) -> list[Finding]:
     """Return the findings of each series, of its changes, and of all series together."""
-    looked = [_look_at(question, series) for series in alive]
-    each = [finding for one in looked for finding in one.findings]
+    looks = [_look_at(question, series) for series in alive]
+    each = [finding for look in looks for finding in look.findings]
     # What all series tell of the runs of a night is known last.
-    shared = learn_shared([one.again for one in looked if one.again])
-    for one in looked:
-        if one.changed:
-            analysis = analyse(one.changed, watched=watched, shared=shared, lower=one.lower)
-            each += [of_change(one.series, analysis.worse)] if analysis.worse else []
-    if members := [member for one in looked if (member := one.tonight(shared.part))]:
+    shared = learn_shared([look.again for look in looks if look.again])
+    for look in looks:
+        if look.changed:
+            analysis = analyse(look.changed, watched=watched, shared=shared, lower=look.lower)
+            each += [of_change(look.series, analysis.worse)] if analysis.worse else []
+    if members := [member for look in looks if (member := look.tonight(shared.part))]:
         each += pooled(members, date.fromisoformat(max(question.newest.values())[:10]))
     return [
         *{(finding.id, finding.kind, finding.description): finding for finding in each}.values()

@@ -179,7 +179,7 @@ class History:
 
     def series(self) -> dict[Series, str]:
         """The series of this site, of all where none was named, with the times of their newest."""
-        names, found = ", ".join(_KEY), dict[Series, str]()
+        names, newest = ", ".join(_KEY), dict[Series, str]()
         backwards = ", ".join(f"{name} DESC" for name in (*_KEY, "time"))
         row = (f"{self._site}\0" if self._site else "\U0010ffff", *[""] * len(_KEY))
         # Backwards from one to the next by the index: DISTINCT would go through every result, and
@@ -191,9 +191,9 @@ class History:
                 (*row, self._until),
             ).fetchone()
             if row is None or self._site not in {"", row[0]}:
-                return dict(reversed(found.items()))
+                return dict(reversed(newest.items()))
             site, *rest, time = row
-            found[Series(*rest)._replace(site=site)] = time
+            newest[Series(*rest)._replace(site=site)] = time
             row = (site, *rest, "")
 
     def _of(self, series: Series, what: str, more: str = "", since: str = "") -> sqlite3.Cursor:

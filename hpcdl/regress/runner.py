@@ -293,15 +293,13 @@ def _refuse_mistyped(run: RunDirectory, request: CheckRequest, session: Session)
     if request.paths and not checks:
         message = f"there is no check in {', '.join(map(str, request.paths))}"
         raise BadInput(message, hint="name a file or a directory of ReFrame checks")
-    tags = {tag for check in checks for tag in check["tags"]}
-    for what, typed, known in (
-        ("tag", request.tags, tags),
-        ("name", names, {check["@class"] for check in checks}),
-    ):
+    tags = sorted({tag for check in checks for tag in check["tags"]})
+    classes = sorted({check["@class"] for check in checks})
+    for what, typed, offered in (("tag", request.tags, tags), ("name", names, classes)):
         for word in typed:
-            if known and word not in known:
-                guess = did_you_mean(word, known)
-                there = "" if guess.startswith("use") else f" There are: {', '.join(sorted(known))}"
+            if offered and word not in offered:
+                guess = did_you_mean(word, offered)
+                there = "" if guess.startswith("use") else f" There are: {', '.join(offered)}"
                 raise BadInput(f"no check has the {what} {word}", hint=guess + there)
 
 
