@@ -56,7 +56,7 @@ def test_what_a_compiler_refuses_is_the_row_s_first_error(tmp_path, monkeypatch,
     old = {"when": {"tensorflow": "2.20.0", "gpu": "6.0"}, "compiler": "gcc", "cuda": "x"}
     table.write_text("# Head.\nschema: 1\n" + yaml.safe_dump({"notes": [old]}))
     monkeypatch.setattr("hpcdl.stack.horovod.clangs", lambda: iter([clang]))
-    monkeypatch.setattr(compile_evidence.cuda_tree, "cuda_tree", lambda *_: tmp_path)
+    monkeypatch.setattr(compile_evidence.horovod, "cuda_tree", lambda *_: tmp_path)
     stack = environment(tmp_path)
     argv = [
         str(stack),
