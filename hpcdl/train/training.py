@@ -91,7 +91,7 @@ def snapshot(training: TrainingProgress) -> checkpoints.Checkpoint:
         "callbacks": {type(c).__name__: _state_of(c) for c in fitting.callbacks},
     }
     arrays = [variable.numpy() for variable in fitting.variables]
-    losses = np.array(training.losses, np.float32)
+    losses = np.array(training.losses)  # of ranks they have more bits than float32
     return checkpoints.Checkpoint(training.step_number, meta, (*arrays, losses))
 
 
