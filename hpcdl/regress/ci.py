@@ -27,6 +27,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.files import make_directory, write_atomic
 from hpcdl.system.resources import folder, templates
 from hpcdl.system.run import module_argv
+from hpcdl.system.trust import require_own
 
 KINDS = ("gitlab", "github", "scrontab", "systemd")
 IN_REPOSITORY = ("gitlab", "github")
@@ -241,11 +242,13 @@ def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = 
     command, where = [*module_argv(sys.executable, "hpcdl"), "check"], ["--site", str(site.source)]
     reports, well = reports_directory(site), True
     make_directory(reports)
+    require_own(reports)  # in a group's work directory a planted one leads to any file
     for name in ("weekly",) if weekly else ("nightly", "nodes"):
         verdicts = reports / f"{name}.json"
-        with verdicts.open("wb") as file:
-            argv = [*command, "run", *_RUNS[name], "--runs", str(runs), "--json", *where]
-            well &= subprocess.run(argv, stdout=file, check=False).returncode == 0
+        argv = [*command, "run", *_RUNS[name], "--runs", str(runs), "--json", *where]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
+        write_atomic(verdicts, done.stdout)
+        well &= done.returncode == 0
         for kind, suffix in (("junit", "xml"), ("html", "html")):
             output = ["--format", kind, "--output", str(reports / f"{name}.{suffix}")]
             subprocess.run([*command, "report", str(verdicts), *output, *where], check=False)
@@ -255,9 +258,13 @@ def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = 
 
 
 def last_page(site: Site) -> Path | None:
-    """The page that `check night` wrote last, None where there is none."""
+    """The page that `check night` of this user wrote last, None where there is none."""
     pages = (reports_directory(site) / f"{name}.html" for name in ("nightly", "weekly"))
-    written = [page for page in pages if page.exists()]
+    written = [
+        page
+        for page in pages
+        if page.is_file() and not page.is_symlink() and page.stat().st_uid == os.geteuid()
+    ]
     return max(written, key=lambda page: page.stat().st_mtime, default=None)
 
 

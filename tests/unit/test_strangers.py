@@ -21,6 +21,7 @@ from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
 from hpcdl.regress import history as history_module
+from hpcdl.regress.ci import last_page, run_night
 from hpcdl.regress.history import open_history
 from hpcdl.regress.run_directory import is_held, new_run, sweep
 from hpcdl.slurm import client, once
@@ -302,6 +303,21 @@ def test_nobody_keeps_a_run_s_lock(shared, site):
         assert "held by root" in (run.path / "lock").read_text()
     assert not is_held(run.path / "lock")
     stranger(f"! flock -n {run.path}/lock true", shared)
+
+
+@as_root
+def test_a_planted_directory_of_reports_is_neither_written_nor_mailed(shared, site):
+    """A link in it led `check night` to any file of whom it runs as, and a mail to its content."""
+    (shared / "thesis").write_text("mine")
+    stranger(
+        "mkdir -p work/checks/reports && cd work/checks/reports && "
+        "for name in nightly.json nightly.html; do ln -s ../../../thesis $name; done",
+        shared,
+    )
+    assert last_page(site) is None
+    with pytest.raises(MissingPrerequisite, match="reports cannot be trusted: it belongs to nob"):
+        run_night(site, weekly=False)
+    assert (shared / "thesis").read_text() == "mine"
 
 
 @as_root
