@@ -6,7 +6,7 @@ import reframe as rfm
 from reframe.core.builtins import parameter, run_after
 
 from hpcdl import facts
-from hpcdl.predict.hardware import usual_link
+from hpcdl.predict.machine import usual_link
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.result import faults_of, reads
 from hpcdl.regress.scaling import SIZES, SMALL_SIZES, metric_name

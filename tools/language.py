@@ -19,25 +19,27 @@ from typing import Any
 
 import yaml
 
-from hpcdl.predict.hardware import Machine, network_link, of_gpu
-from hpcdl.predict.network import (
+from hpcdl.predict.machine import (
     FLOAT_BYTES,
     HALF_BYTES,
+    Machine,
     NetworkSums,
     TransformerShape,
     network,
+    network_link,
+    of_gpu,
     transformer,
 )
-from hpcdl.predict.split import (
+from hpcdl.predict.step import (
     ModelSplit,
     SplitWork,
     activation_bytes,
     family,
     planned_bytes,
+    scaling_law,
     split_step,
     state_bytes,
 )
-from hpcdl.predict.step import scaling_law
 from hpcdl.system.text import table
 from tools.published import DATA, errors, machine_of, plan_of
 from tools.published import rows as published_rows

@@ -18,11 +18,17 @@ from typing import Any
 import yaml
 
 from hpcdl import facts
-from hpcdl.predict.hardware import Machine, network_link, of_gpu, usual_link
-from hpcdl.predict.network import kept_bytes, names, network
-from hpcdl.predict.split import ModelSplit
-from hpcdl.predict.step import ENDLESS, PRECISIONS, Workload, feed
-from hpcdl.site.gpu_models import gpu_named
+from hpcdl.predict.machine import (
+    Machine,
+    kept_bytes,
+    names,
+    network,
+    network_link,
+    of_gpu,
+    usual_link,
+)
+from hpcdl.predict.step import ENDLESS, PRECISIONS, ModelSplit, Workload, feed
+from hpcdl.results.gpus import gpu_named
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import one_of
 

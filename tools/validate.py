@@ -25,10 +25,10 @@ import numpy as np
 import yaml
 
 from hpcdl import facts
-from hpcdl.predict.hardware import of_gpu
-from hpcdl.predict.network import names as networks
-from hpcdl.predict.network import network
-from hpcdl.predict.rate import (
+from hpcdl.predict.machine import names as networks
+from hpcdl.predict.machine import network, of_gpu
+from hpcdl.predict.request import kind_of
+from hpcdl.predict.start import (
     USUAL_BATCH,
     OneGpuRow,
     effect_keys,
@@ -37,14 +37,13 @@ from hpcdl.predict.rate import (
     roof,
     units_of,
 )
-from hpcdl.predict.request import kind_of
-from hpcdl.predict.split import split_step
 from hpcdl.predict.step import (
     ENDLESS,
     PRECISIONS,
     ScalingLaw,
     Workload,
     exchange_seconds,
+    split_step,
 )
 from hpcdl.system.files import write_atomic
 from hpcdl.system.text import table

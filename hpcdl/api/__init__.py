@@ -171,7 +171,7 @@ def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
     """Images/s of a training on more and more GPUs of a partition, and what limits it.
 
     `more` are fields of `hpcdl.predict.request.ScalingRequest`: gpus (4, or such as "1-64" or
-    "4,8"), batch, precision, size, data, result.
+    "4,8"), batch, precision, size, real, result.
     """
     from hpcdl.predict.request import ScalingRequest, answer
 

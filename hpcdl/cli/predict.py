@@ -12,7 +12,7 @@ from hpcdl.system.text import one_of
 
 if TYPE_CHECKING:
     from hpcdl.predict.request import ScalingRequest
-    from hpcdl.predict.split import ModelSplit
+    from hpcdl.predict.step import ModelSplit
     from hpcdl.site import Partition, Site
 
 _FLOW = 4
@@ -23,7 +23,6 @@ _NONE = "none"
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     from hpcdl.predict.request import ScalingRequest
-    from hpcdl.predict.split import ModelSplit
     from hpcdl.system.declare import configure
 
     add = parser.add_argument
@@ -52,8 +51,16 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="partitions to show in one table, such as p100,v100",
     )
     add("--plot", type=Path, metavar="FILE", help="plot to FILE.svg")
+    add("--split", default="", metavar="KEY=N,KEY=N", help=_split_help())
     configure(parser, ScalingRequest)
-    configure(parser.add_argument_group("transformers that are split"), ModelSplit)  # type: ignore[arg-type]
+
+
+def _split_help() -> str:
+    from hpcdl.predict.step import ModelSplit
+    from hpcdl.system.declare import entries
+
+    parts = [f"{one.flag}: {one.help} ({str(one.default).lower()})" for one in entries(ModelSplit)]
+    return f"how a transformer is split. {'; '.join(parts)}"
 
 
 def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]:
@@ -62,15 +69,14 @@ def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]
     The partition is that of the measured runs where this site has it, unless another is asked for.
     """
     from hpcdl.predict.request import ScalingRequest
-    from hpcdl.predict.results import read_result
+    from hpcdl.predict.start import read_result
     from hpcdl.system.declare import typed, values_of
 
     values = values_of(ScalingRequest, typed(ScalingRequest, args))
     runs = [Path(path) for path in args.calibrate if path != _NONE]
     site, measured = the_site(args), [read_result(path).partition for path in runs]
     known = [name for name in measured if name in site.partitions]
-    stated = bool(runs or args.images_per_second)
-    place = _place(site, args, args.partition or next(iter(known), ""), stated=stated)
+    place = _place(site, args, args.partition or next(iter(known), ""), stated=bool(runs))
     request = ScalingRequest(
         place,
         **values,
@@ -82,9 +88,9 @@ def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]
         from hpcdl.workflows.expectation import on_shared_cores
 
         return on_shared_cores(request), ()
-    if args.calibrate or args.images_per_second:
+    if args.calibrate:
         return request, ()
-    return _from_last_run(site, request)
+    return _from_last_run(site, place, request)
 
 
 def _place(site: Site, args: argparse.Namespace, name: str, *, stated: bool) -> Partition:
@@ -100,14 +106,16 @@ def _place(site: Site, args: argparse.Namespace, name: str, *, stated: bool) -> 
     return one_group(place, args.gpu_model)
 
 
-def _from_last_run(site: Site, request: ScalingRequest) -> tuple[ScalingRequest, tuple[str, ...]]:
+def _from_last_run(
+    site: Site, place: Partition, request: ScalingRequest
+) -> tuple[ScalingRequest, tuple[str, ...]]:
     """The request with the site's last run like it and its all-reduce checks."""
     kept = (site.paths.work, site.paths.prefix / "references")
     if not any(path.is_dir() for path in kept):
         return request, ()  # nothing ran here: nothing need be imported to look for it
     from hpcdl.workflows.expectation import from_site
 
-    request = from_site(site, request)
+    request = from_site(site, place, request)
     run = request.result
     used = [f"the site's last run like it, job {run.parent.name}"] if run else []
     used += ["the site's all-reduce check"] if request.exchanges else []
@@ -115,11 +123,20 @@ def _from_last_run(site: Site, request: ScalingRequest) -> tuple[ScalingRequest,
 
 
 def _plan(args: argparse.Namespace) -> ModelSplit | None:
-    """Return how a transformer is split; None if no option of it is given."""
-    from hpcdl.predict.split import ModelSplit
-    from hpcdl.system.declare import typed, values_of
+    """Return how a transformer is split; None if it is not."""
+    from hpcdl.predict.step import ModelSplit
+    from hpcdl.system.declare import entries, typed, values_of
+    from hpcdl.system.text import did_you_mean
 
-    given = values_of(ModelSplit, typed(ModelSplit, args))
+    names = {str(entry.flag): entry.name for entry in entries(ModelSplit)}
+    texts = {}
+    for part in filter(None, args.split.split(",")):
+        key, _, text = part.partition("=")
+        if key not in names or not text:
+            hint = f"write {key}=N" if key in names else did_you_mean(key, names)
+            raise BadInput(f"--split has '{part}'", hint=hint)
+        texts[names[key]] = text
+    given = values_of(ModelSplit, typed(ModelSplit, argparse.Namespace(**texts)))
     flow = {"micro_batches": _FLOW * given["stages"]} if given.get("stages", 1) > 1 else {}
     return ModelSplit(**{**flow, **given}) if given else None
 
@@ -173,11 +190,8 @@ def _compared(args: argparse.Namespace) -> list[str]:
     """The partitions to compare; none where `--compare` is not given."""
     if not args.compare:
         return []
-    if [path for path in args.calibrate if path != _NONE] or args.images_per_second is not None:
-        raise BadInput(
-            "a measured rate is of one partition",
-            hint="leave out --compare, or --calibrate and --one",
-        )
+    if any(path != _NONE for path in args.calibrate):
+        raise BadInput("a run is of one partition", hint="leave out --compare, or --calibrate")
     wanted = ",".join([args.partition or "", *args.compare]).split(",")
     names = [name for name in dict.fromkeys(map(str.strip, wanted)) if name]
     if not names:

@@ -69,7 +69,7 @@ def _described(gpu: Gpu) -> str:
     """A model that the site describes, and the figures that it lacks."""
     figures = gpu.figures
     lacking = [name for name in ("memory_gbs", "fp32_tflops") if getattr(figures, name) is None]
-    more = f"; {' and '.join(lacking)} not given: no prediction without --one" if lacking else ""
+    more = f"; {' and '.join(lacking)} not given: predictions need a run" if lacking else ""
     link = "NVLink" if gpu.nvlink else figures.fabric or "PCIe"
     return f"sm_{gpu.compute.replace('.', '')}, {gpu.memory_gb:g} GB, {link}{more}"
 

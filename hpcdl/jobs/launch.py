@@ -19,8 +19,8 @@ from hpcdl.jobs import quote
 from hpcdl.jobs.launchers import LAUNCHERS, STARTERS
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec, is_train
+from hpcdl.results.gpus import is_slice
 from hpcdl.site import Partition, Site
-from hpcdl.site.gpu_models import is_slice
 from hpcdl.site.model import SlurmDialect
 from hpcdl.slurm.rules import SlurmRelease, known_release, mpi_plugins, span
 from hpcdl.slurm.unwrap import rank_starter

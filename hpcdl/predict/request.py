@@ -14,43 +14,45 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from hpcdl import facts
-from hpcdl.predict import rate, results
-from hpcdl.predict.hardware import CPU, GIGA, NETWORK_HINT, Machine, measured, of_partition
-from hpcdl.predict.network import NetworkSums, network
-from hpcdl.predict.rate import Calibration
-from hpcdl.predict.results import Exchange, MeasuredLoss, MeasuredRun
-from hpcdl.predict.split import ModelSplit
+from hpcdl.predict import start
+from hpcdl.predict.machine import (
+    CPU,
+    GIGA,
+    NETWORK_HINT,
+    Machine,
+    NetworkSums,
+    PredictedNodes,
+    network,
+    of_partition,
+)
+from hpcdl.predict.start import Calibration, Exchange, MeasuredLoss, MeasuredRun
 from hpcdl.predict.step import (
     ENDLESS,
     FORMS,
-    IMAGENET,
-    PIPELINES,
     PRECISIONS,
-    SYNTHETIC,
+    ModelSplit,
     SharedCores,
     StepTime,
     Workload,
     feed,
     predict_step,
 )
-from hpcdl.system.declare import SWITCH, check, choice, number, option, whole
+from hpcdl.system.declare import check, choice, number, option, whole
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of
-
-if TYPE_CHECKING:
-    from hpcdl.site import Partition
 
 MOST_GPUS = 65_536
 IMAGENET_IMAGES = 1_281_167
 TOKENS = 1e9
 """Tokens of a transformer's epoch where nobody says how many."""
 _HOUR = 3600.0
-_SPLIT = "split it (--tensor, --pipeline-stages, --zero 3) or recompute (--checkpointing full)"
-_GBS = number(1e-4, 1e5)
+_LOSS = 0.1
+"""The largest loss of efficiency of the largest efficient count."""
+_SPLIT = "split it, such as --split tensor=8,stages=4,zero=1, or recompute: checkpointing=full"
 _COUNTS = "write 8, 1,2,4 or a range 1-64"
 _RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?\Z")
 
@@ -59,9 +61,10 @@ _RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?\Z")
 class ScalingRequest:
     """A request; None leaves a choice to the model.
 
-    `size` is the edge of an image in pixels, or a sequence's tokens. `pipeline` is that of
-    `hpcdl train`: the old one makes no image ahead. `gpus` is text as `expand` takes it; all of the
-    partition by default. `loss` is a part, 0.1 for 10 %.
+    `size` is the edge of an image in pixels, or a sequence's tokens. `gpus` is text as `expand`
+    takes it; all of the partition by default. `real` images are read and decoded, ImageNet's where
+    no field describes them; where not `ahead`, none is made before its step. `images_per_second`
+    is a rate of one GPU.
 
     `result` is a result.json to start from, `repeats` are more runs of the same training, of as
     many ranks or of others; `exchanges` are the site's all-reduces, those within a node first.
@@ -69,7 +72,7 @@ class ScalingRequest:
     machine that emulates all nodes.
     """
 
-    partition: Partition
+    partition: PredictedNodes
     model: str | None = option("the network, such as resnet50", None, type="string")
     gpus: str | None = option("8, 1,2,4 or 1-64 (all)", None, type="string", metavar="COUNTS")
     batch: int | None = option("images per GPU and step (64)", None, **whole(1, 65_536))
@@ -79,15 +82,15 @@ class ScalingRequest:
         **choice(*PRECISIONS, "bf16"),
     )
     form: str = option(", ".join(FORMS), FORMS[0], **choice(*FORMS))
-    data: str = option("synthetic (default) or imagenet", SYNTHETIC, **choice(SYNTHETIC, IMAGENET))
-    pipeline: str = option(
-        "new (default), or old: without prefetching", "new", **choice(*PIPELINES)
-    )
     storage_gbs: float | None = option(
-        "file system read bandwidth", None, flag="--storage", metavar="GB/S", **number(1e-6, 1e6)
+        "read bandwidth of the file system of real images (enough)",
+        None,
+        flag="--storage",
+        metavar="GB/S",
+        **number(1e-6, 1e6),
     )
     record_bytes: float | None = option(
-        "bytes of an image's file (115129)",
+        "bytes of an image's file (115129, ImageNet)",
         None,
         flag="--record-size",
         metavar="BYTES",
@@ -103,14 +106,6 @@ class ScalingRequest:
         "tokens per epoch of a transformer (1e9)", None, metavar="N", **number(1, 1e16)
     )
     epochs: int = option("epochs (1)", 1, **whole(1, 1_000_000))
-    loss: float = option(
-        "largest loss of efficiency, for the largest efficient count (10)",
-        0.1,
-        metavar="PERCENT",
-        read=lambda percent: percent / 100,
-        write=lambda part: 100 * part,
-        **number(0, 99),
-    )
     deadline_hours: float | None = option(
         "time limit of the training, for `cheapest`",
         None,
@@ -118,19 +113,12 @@ class ScalingRequest:
         metavar="HOURS",
         **number(1e-3, 1e6),
     )
-    every: bool = option("also counts between the doublings", False, **SWITCH)
-    images_per_second: float | None = option(
-        "rate of one GPU", None, flag="--one", metavar="IMAGES/S", **number(1e-4, 1e9)
-    )
-    link_gbs: float | None = option(
-        "all-reduce bandwidth within a node", None, flag="--link", metavar="GB/S", **_GBS
-    )
-    network_gbs: float | None = option(
-        "all-reduce bandwidth between nodes", None, flag="--network", metavar="GB/S", **_GBS
-    )
     size: int | None = option(
         "edge of the images, or tokens of a sequence", None, metavar="PIXELS", **whole(8, 1_000_000)
     )
+    real: bool = False
+    ahead: bool = True
+    images_per_second: float | None = None
     result: Path | None = None
     repeats: tuple[Path, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
@@ -140,12 +128,12 @@ class ScalingRequest:
     @cached_property
     def runs(self) -> list[MeasuredRun]:
         """The runs to start from; of the first one, unless another is asked for, is the rest."""
-        return [results.read_result(path) for path in (self.result, *self.repeats) if path]
+        return [start.read_result(path) for path in (self.result, *self.repeats) if path]
 
     @property
-    def real(self) -> bool:
+    def reads(self) -> bool:
         """Return whether images are read and decoded."""
-        return self.data != SYNTHETIC or bool(self.record_bytes or self.decode_rate)
+        return self.real or bool(self.storage_gbs or self.record_bytes or self.decode_rate)
 
 
 class ScalingPoint(NamedTuple):
@@ -215,17 +203,12 @@ class Forecast:
         real = [point for point in self.points if point.fits and not point.beyond]
         most = _HOUR * (self.request.deadline_hours or math.inf)
         timely = [point for point in real if point.seconds <= most]
-        thrifty = [point for point in real if point.efficiency >= 1 - self.request.loss]
+        thrifty = [point for point in real if point.efficiency >= 1 - _LOSS]
         return Choices(
             max(real, key=lambda p: p.images_per_second, default=None),
             min(timely, key=lambda p: (p.gpu_hours, p.gpus), default=None),
             max(thrifty, key=lambda p: p.gpus, default=None),
         )
-
-    def kilowatt_hours(self, point: ScalingPoint) -> float | None:
-        """Energy of the training's GPUs at most, where their power is published."""
-        watts = facts.load("gpus")["gpus"].get(self.machine.gpu, {}).get("tdp_w")
-        return None if watts is None else point.gpu_hours * float(watts) / 1000
 
     def cost(self, point: ScalingPoint) -> float | None:
         """Return the training's cost, None if a GPU-hour has no price."""
@@ -284,7 +267,7 @@ def answer(request: ScalingRequest) -> Forecast:
 
     def point(gpus: int) -> ScalingPoint:
         nodes = max(1, gpus // machine.per_node)
-        ran = results.nearest(runs, gpus, nodes) if gpus > 1 else None
+        ran = start.nearest(runs, gpus, nodes) if gpus > 1 else None
         step = _step(machine, work, base, gpus, nodes, ran)
         each_second = work.images_of(gpus) / step.seconds
         low, high = _bounds(step, work, base, ran)
@@ -321,7 +304,7 @@ def _step(
         step = step._replace(compute=min(step.compute, ran.middle))
         return step.losing(ran.loss(step.compute))
     theirs = predict_step(machine, work, base.seconds, ran.ranks, ran.nodes)
-    return step.losing(results.stretched(step.loss, ran.loss(theirs.compute), theirs.loss))
+    return step.losing(start.stretched(step.loss, ran.loss(theirs.compute), theirs.loss))
 
 
 def _bounds(
@@ -379,11 +362,11 @@ def smallest_that_fits(machine: Machine, work: Workload) -> str:
 # ---- counts of GPUs ----
 
 
-def expand(text: str, per_node: int, *, every: bool = False, replica: int = 1) -> tuple[int, ...]:
+def expand(text: str, per_node: int, replica: int = 1) -> tuple[int, ...]:
     """Counts of GPUs from text such as `8`, `1,2,4` or `1-64`: those that fill nodes and replicas.
 
-    A range gives its doublings, its first and its last; with `every`, all of them. Other text, and
-    a count that fits nothing, is a `BadInput`.
+    A range gives its doublings, its first and its last. Other text, and a count that fits nothing,
+    is a `BadInput`.
     """
     counts: set[int] = set()
     for part in text.split(","):
@@ -405,7 +388,7 @@ def expand(text: str, per_node: int, *, every: bool = False, replica: int = 1) -
         whole = [n for n in filling if n % replica == 0]
         for n in whole:
             unit = replica if replica > 1 else per_node if n >= per_node else 1
-            if every or n in (whole[0], whole[-1]) or (n // unit).bit_count() == 1:
+            if n in (whole[0], whole[-1]) or (n // unit).bit_count() == 1:
                 counts.add(n)
     if not counts:
         raise BadInput(
@@ -419,7 +402,7 @@ def _counts(request: ScalingRequest, machine: Machine) -> tuple[tuple[int, ...],
     """The counts of GPUs that are asked for, and why some are left out of a range."""
     text = request.gpus or f"1-{machine.per_node * machine.nodes}"
     replica = request.plan.gpus if request.plan else 1
-    counts = expand(text, machine.per_node, every=request.every, replica=replica)
+    counts = expand(text, machine.per_node, replica)
     inside = tuple(count for count in counts if count <= machine.per_node)
     if machine.network is not None or inside == counts:
         return counts, ""
@@ -436,52 +419,27 @@ def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
     check(request)
     if request.plan:
         check(request.plan)
-    _check_together(request)
+    if request.plan and (request.form != FORMS[0] or request.reads):
+        raise BadInput(
+            "a split transformer exchanges in its own form, and reads no images",
+            hint="leave out --form, and what describes images; zero=3 is FSDP",
+        )
     machine = _with_links(request, of_partition(request.partition))
     for each in request.runs:
-        results.same_machine(each, machine)
+        start.same_machine(each, machine)
     run = request.runs[0] if request.result else None
     work = _workload(request, run, machine)
     if run:
-        return machine, work, rate.from_result(run, work.batch)
+        return machine, work, start.from_result(run, work.batch)
     if request.images_per_second is not None:
-        return machine, work, rate.from_images_per_second(request.images_per_second, work)
-    return machine, work, rate.from_facts(machine, work)
-
-
-def _check_together(request: ScalingRequest) -> None:
-    """Refuse values that exclude each other."""
-    feeding = {"storage": request.storage_gbs is not None, "pipeline": request.pipeline != "new"}
-    unfed = next((what for what, given in feeding.items() if given and not request.real), "")
-    for wrong, message, hint in (
-        (
-            request.result and request.images_per_second is not None,
-            "a run and a stated rate both give the speed of one GPU",
-            "give --calibrate or --one, not both",
-        ),
-        (
-            unfed,
-            f"synthetic data need no {unfed}",
-            "give --data imagenet, or --record-size and --decode-rate, as well",
-        ),
-        (
-            request.plan and (request.form != FORMS[0] or request.real),
-            "a split transformer exchanges in its own form, and reads no images",
-            "leave out --form and --data; --zero 3 is FSDP",
-        ),
-    ):
-        if wrong:
-            raise BadInput(message, hint=hint)
+        return machine, work, start.from_images_per_second(request.images_per_second, work)
+    return machine, work, start.from_facts(machine, work)
 
 
 def _with_links(request: ScalingRequest, machine: Machine) -> Machine:
-    """The machine with the links that were measured: by the site's checks, or as stated."""
+    """The machine with the links that the site's checks measured."""
     for exchange in request.exchanges:
-        machine = results.with_exchange(machine, exchange)
-    if request.link_gbs is not None:
-        machine = replace(machine, inside=measured(machine.inside, request.link_gbs * GIGA))
-    if request.network_gbs is not None:
-        machine = replace(machine, network=measured(machine.network, request.network_gbs * GIGA))
+        machine = start.with_exchange(machine, exchange)
     return machine
 
 
@@ -499,18 +457,18 @@ def _workload(request: ScalingRequest, run: MeasuredRun | None, machine: Machine
     if request.plan:
         request.plan.check(net)
     fed = ENDLESS
-    if request.real:
+    if request.reads:
         fed = feed(
             machine,
             net,
             (request.storage_gbs or 0) * GIGA or None,
-            ahead=request.pipeline == "new",
+            ahead=request.ahead,
             record_bytes=request.record_bytes,
             decode_rate=request.decode_rate,
         )
     return Workload(
         net,
-        request.batch or (run.batch if run else 1 if request.plan else rate.USUAL_BATCH),
+        request.batch or (run.batch if run else 1 if request.plan else start.USUAL_BATCH),
         _precision(request, run, machine),
         request.form,
         fed,
@@ -525,9 +483,9 @@ def _precision(request: ScalingRequest, run: MeasuredRun | None, machine: Machin
     asked = "amp" if request.precision == "bf16" else request.precision
     if run is None:
         usual = "amp" if request.plan else "fp32"
-        return asked or results.trained_precision(usual, machine.compute)
-    found = results.trained_precision(run.precision, machine.compute, compress=run.compress)
-    if asked and rate.units_of(asked) != rate.units_of(found):
+        return asked or start.trained_precision(usual, machine.compute)
+    found = start.trained_precision(run.precision, machine.compute, compress=run.compress)
+    if asked and start.units_of(asked) != start.units_of(found):
         raise _other(run, f"the precision '{found}', not '{asked}'", "precision")
     return asked or found
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpcdl.predict.hardware import CPU, GIGA
+from hpcdl.predict.machine import CPU, GIGA
 from hpcdl.predict.request import Forecast, ScalingPoint, smallest_that_fits
 from hpcdl.predict.step import Workload
 from hpcdl.system.errors import BadInput
@@ -15,7 +15,6 @@ from hpcdl.system.files import write_atomic
 from hpcdl.system.text import count_of, table
 
 _HOUR = 3600.0
-_POWER = "kWh: GPUs alone, at their largest power"
 _LEFT_OUT = {"nodes", "step ms", "speed-up", "tokens/s/GPU", "TFLOP/s/GPU"}
 """Columns that a table of several partitions has no room for."""
 
@@ -37,8 +36,6 @@ def forecast_text(found: Sequence[Forecast]) -> str:
     counts = table([[row.get(name, "-") for name in header] for row in rows], header)
     verdict = table([(name, text) for name, _, text in _verdict(found)])
     grounds = [line for forecast in found for line in _grounds(forecast, several)]
-    if any(forecast.kilowatt_hours(forecast.points[0]) for forecast in found):
-        grounds.append(_POWER)
     grounds.append("likely: eight of ten published rows were within these bounds (docs/predict.md)")
     head = [] if several else [_head(found[0]), ""]
     return "\n".join([verdict, "", *head, counts, "", *grounds])
@@ -55,7 +52,7 @@ def _verdict(found: Sequence[Forecast]) -> list[tuple[str, Forecast | None, str]
     by += f" within {request.deadline_hours:g} h" if request.deadline_hours else ""
     names = {"fastest": "fastest", "cheapest": f"cheapest{by}"}
     if not several:
-        names["efficient"] = f"largest below {request.loss:.0%} loss"
+        names["efficient"] = "largest below 10% loss"
     lines: list[tuple[str, Forecast | None, str]] = []
     for choice, name in names.items():
         costs = []
@@ -137,7 +134,7 @@ def _hours(seconds: float) -> str:
 def _cells(found: Forecast, point: ScalingPoint) -> dict[str, str]:
     """Return the cells of a count of GPUs by column; `-` is unknown."""
     work, span = found.work, _span(found)
-    energy, cost = found.kilowatt_hours(point), found.cost(point)
+    cost = found.cost(point)
     cells = {
         "GPUs": f"{point.gpus} *" if point.beyond else str(point.gpus),
         "nodes": str(point.step.nodes),
@@ -160,7 +157,6 @@ def _cells(found: Forecast, point: ScalingPoint) -> dict[str, str]:
         **cells,
         span: _hours(point.seconds),
         f"GPU-h/{span}": f"{point.gpu_hours:.2f}",
-        f"kWh/{span}": "-" if energy is None else f"{energy:.2f}",
         f"cost/{span}": "-" if cost is None else f"{cost:.2f}",
         "limited by": point.step.limit,
     }
@@ -226,7 +222,6 @@ def _data(found: Forecast) -> dict[str, Any]:
             "fastest": choices.fastest and choices.fastest.gpus,
             "cheapest": choices.cheapest and choices.cheapest.gpus,
             "best_below_loss": choices.efficient and choices.efficient.gpus,
-            "loss": request.loss,
             "deadline_hours": request.deadline_hours,
         },
     }
@@ -251,7 +246,6 @@ def _point_data(found: Forecast, point: ScalingPoint) -> dict[str, Any]:
         "limit": step.limit,
         "fits": point.fits,
         "beyond_partition": point.beyond,
-        "energy_kwh": found.kilowatt_hours(point),
         "cost": found.cost(point),
     }
 

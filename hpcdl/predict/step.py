@@ -9,6 +9,22 @@ t1 is one GPU's step; the two numbers a and b are fitted by `python -m tools.val
 Forms: `horovod` and `ddp` (an all-reduce beside back-propagation), `parameter_server` (gradients
 to host memory, weights back), `no_overlap` (one all-reduce after back-propagation:
 `tf.distribute`, CNTK). Sharded transformers are split ones (split.py).
+
+Transformers that are split over GPUs, in the same terms:
+
+    step = micro-batches x slowest stage + (all stages - the slowest) / virtual stages
+         + exchange of gradients between replicas + update of the weights
+
+Of equal stages that is (m + (p - 1) / v) stages, 1F1B with its bubble (Narayanan et al. 2021, arXiv
+2104.04473). Matrices reach a learned part of the GPU's peak; all else moves what a block keeps
+twice, and twice that backwards. Tensor parallelism adds two all-reduces each way, a recomputed
+block two more, sequence parallelism another gathering. Of these and of the exchange computing hides
+a part, one number for each (facts/links.yaml).
+
+Activations of a block by Korthikanti et al. (2022, arXiv 2205.05198, equations 1 to 6): with
+nothing recomputed s b h (34 + 5 a s / h) bytes in half precision. Tensor parallelism shards
+24 + 5 a s / h of it, and sequence parallelism the other 10. State by Rajbhandari et al. (2020,
+arXiv 1910.02054): stages of ZeRO shard the optimizer's, then gradients, then weights.
 """
 
 from __future__ import annotations
@@ -19,14 +35,282 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpcdl import facts
-from hpcdl.predict.hardware import Machine, allreduce, parameter_server
-from hpcdl.predict.network import FLOAT_BYTES, HALF_BYTES, NetworkSums, kept_bytes
-from hpcdl.predict.split import ModelSplit, SplitWork, planned_bytes, split_step, utilisation
+from hpcdl.predict.machine import (
+    FLOAT_BYTES,
+    HALF_BYTES,
+    Machine,
+    NetworkSums,
+    allreduce,
+    kept_bytes,
+    parameter_server,
+)
+from hpcdl.system.declare import SWITCH, choice, option, whole
+from hpcdl.system.errors import BadInput
+
+_MOST_PARTS = 100_000
+CHECKPOINTING = ("none", "selective", "full")
+_ADAM = 8.0  # bytes of both moments of a weight
+_UPDATE = 34.0  # bytes that clipping and Adam move of a weight: 5 x 4 read, 3 x 4 and 2 written
+
+
+def _parts(text: str, name: str) -> int:
+    parts: int = option(text, 1, flag=name, **whole(1, _MOST_PARTS))
+    return parts
+
+
+@dataclass(frozen=True)
+class ModelSplit:
+    """How a transformer is split over GPUs, and what is recomputed.
+
+    `tensor` GPUs share every block; `stages` of a pipeline hold some blocks each, in `interleave`
+    pieces (virtual stages); other GPUs are replicas. `sequence` shards layer norms and dropout,
+    too. `zero` is ZeRO's stage, 3 is FSDP. A step has `micro_batches` per replica.
+    `checkpointing` keeps all, recomputes attention's core (`selective`) or whole blocks (`full`).
+    `fused` attention (FlashAttention) never keeps its scores.
+    """
+
+    tensor: int = _parts("tensor parallelism: GPUs that share every block", "tensor")
+    stages: int = _parts("stages of a pipeline that hold some blocks each", "stages")
+    interleave: int = _parts("virtual stages of a pipeline per GPU", "interleave")
+    micro_batches: int = _parts("micro-batches of a step, each of --batch", "micro-batches")
+    sequence: bool = option("share layer norms and dropout, too", False, flag="sequence", **SWITCH)
+    zero: int = option("ZeRO: 1, 2, or 3 as FSDP", 0, flag="zero", **whole(0, 3))
+    checkpointing: str = option(
+        "recompute selective (attention) or full blocks",
+        CHECKPOINTING[0],
+        flag="checkpointing",
+        **choice(*CHECKPOINTING),
+    )
+    fused: bool = option("attention that never keeps its scores", True, flag="fused", **SWITCH)
+
+    def check(self, net: NetworkSums) -> None:
+        """Refuse what a network cannot be split into; the first fault is raised."""
+        shape, pieces = net.shape, self.stages * self.interleave
+        faults = (
+            (
+                not shape.blocks,
+                f"'{net.name}' is no transformer, and only blocks are split",
+                "leave out --split, or name a transformer such as gpt_18b",
+            ),
+            (
+                shape.heads % self.tensor,
+                f"{self.tensor} GPUs cannot share {shape.heads} heads",
+                f"give tensor a divisor of {shape.heads}",
+            ),
+            (
+                self.stages > shape.blocks,
+                f"{shape.blocks} blocks are too few for {self.stages} stages",
+                f"give stages={shape.blocks} at most",
+            ),
+            (
+                self.interleave > 1 and (self.stages < 2 or shape.blocks % pieces),
+                f"{shape.blocks} blocks do not divide into {pieces} virtual stages of a pipeline",
+                f"stages times interleave is a divisor of {shape.blocks}",
+            ),
+        )
+        for wrong, message, hint in faults:
+            if wrong:
+                raise BadInput(message, hint=hint)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a replica."""
+        return self.tensor * self.stages
+
+    def blocks(self, net: NetworkSums) -> tuple[int, int]:
+        """Blocks of the fullest stage, and of the first and the last one."""
+        return -(-net.shape.blocks // self.stages), net.shape.blocks // self.stages
+
+
+# ---- memory ----
+
+
+def kept(
+    net: NetworkSums, plan: ModelSplit, batch: int, element: int, again: str | None = None
+) -> float:
+    """Bytes of activations that a block keeps until its backward pass.
+
+    `batch` are sequences, `element` is an activation's bytes, `again` other checkpointing.
+    """
+    shape, again = net.shape, again or plan.checkpointing
+    tokens, share = net.height * batch, plan.tensor if plan.sequence else 1
+    whole = tokens * shape.hidden
+    if again == "full":
+        return element * whole / share
+    # Two layer norms and the inputs of both parts; two masks of dropout are bytes.
+    common = (4 * element + 2) * whole / share
+    inner = (3 if shape.gated else 2) * shape.inner
+    own = element * tokens * (2 * shape.hidden + 2 * (shape.keys or shape.hidden) + inner)
+    core = shape.heads * net.height * tokens if again == "none" and not plan.fused else 0
+    return common + (own + (2 * element + 1) * core) / plan.tensor
+
+
+def activation_bytes(net: NetworkSums, plan: ModelSplit, batch: int, element: int) -> float:
+    """Bytes of activations on the fullest GPU, of the first stage or the last one."""
+    most, ends = plan.blocks(net)
+    # In 1F1B the first stage keeps a micro-batch per stage, and interleaved some more.
+    per_block, flying = kept(net, plan, batch, element), float(min(plan.stages, plan.micro_batches))
+    if plan.interleave > 1:
+        flying += (plan.stages - 1) / plan.interleave
+    working = kept(net, plan, batch, element, "none") if plan.checkpointing == "full" else 0.0
+    # The last stage has logits and their gradients, in float32.
+    logits = 2 * FLOAT_BYTES * net.height * batch * net.shape.vocabulary / plan.tensor
+    return max(flying * most * per_block, ends * per_block + logits) + working
+
+
+def stage_parameters(net: NetworkSums, plan: ModelSplit) -> float:
+    """Parameters of the fullest GPU: of most blocks, or of the first stage with its embedding."""
+    most, ends = plan.blocks(net)
+    return (
+        max(most * net.shape.block_parameters, ends * net.shape.block_parameters + net.shape.table)
+        / plan.tensor
+    )
+
+
+def state_bytes(net: NetworkSums, plan: ModelSplit, replicas: int, element: int) -> float:
+    """Bytes of weights, gradients and Adam's moments on the fullest GPU.
+
+    Beside weights of half precision there is a float32 copy; gradients are summed in float32.
+    """
+    optimizer = _ADAM + (FLOAT_BYTES if element < FLOAT_BYTES else 0)
+    parts = enumerate((optimizer, FLOAT_BYTES, element), start=1)
+    each = sum(part / (replicas if plan.zero >= stage else 1) for stage, part in parts)
+    # FSDP gathers the weights of a block while the one before is computed.
+    gathered = 2 * element * net.shape.block_parameters / plan.tensor if plan.zero > 2 else 0.0
+    return stage_parameters(net, plan) * each + gathered
+
+
+def planned_bytes(net: NetworkSums, plan: ModelSplit, batch: int, gpus: int, element: int) -> float:
+    """Bytes that a step needs of each GPU's memory: state, activations, and CUDA's own."""
+    own: float = facts.load("links")["context_bytes"]
+    state = state_bytes(net, plan, max(1, gpus // plan.gpus), element)
+    return state + activation_bytes(net, plan, batch, element) + own
+
+
+# ---- time ----
+
+
+@dataclass(frozen=True)
+class SplitWork:
+    """The training and its place: micro-batches of `batch` sequences, `peak` operations/s.
+
+    `element` is the bytes of an activation, `gradient` of a gradient on the link; `efficiency` is
+    the part of the peak that matrices reach; `pace` stretches computing to a measured step.
+    """
+
+    machine: Machine
+    net: NetworkSums
+    batch: int
+    peak: float
+    element: int
+    gradient: int
+    efficiency: float
+    pace: float = 1.0
+
+    def alone(self, plan: ModelSplit) -> float:
+        """Seconds of a micro-batch on one GPU that holds everything and recomputes nothing."""
+        return split_step(self, ModelSplit(fused=plan.fused), 1)[0]
+
+    def block(self, plan: ModelSplit) -> tuple[float, float]:
+        """Seconds of a block's forward pass, and of what is computed again."""
+        net, every = self.net, kept(self.net, plan, self.batch, self.element, "none")
+        scores = every - kept(net, plan, self.batch, self.element, "selective")
+        core = self._seconds(2.0 * net.shape.hidden * net.height**2, scores, plan)
+        forward = self._seconds(net.shape.block_macs(net.height), every, plan)
+        again = {"none": 0.0, "selective": core, "full": forward}
+        # Fused attention computes its scores, half of its core, with every backward pass.
+        usual = core / 2 if plan.fused else 0.0
+        return forward + usual / 3, again[plan.checkpointing]
+
+    def output(self, plan: ModelSplit) -> float:
+        """Seconds of the output layer, both passes; its logits are float32."""
+        words = self.net.height * self.net.shape.vocabulary
+        logits = FLOAT_BYTES * self.batch * words / plan.tensor
+        return 3 * self._seconds(float(words * self.net.shape.hidden), logits, plan)
+
+    def _seconds(self, macs: float, size: float, plan: ModelSplit) -> float:
+        """Seconds of a sequence's multiply-adds, and of writing and reading `size` bytes."""
+        work = 2 * macs * self.batch / (self.peak * self.efficiency * plan.tensor)
+        return self.pace * (work + 2 * size / self.machine.memory_rate)
+
+    def passed(self, plan: ModelSplit) -> tuple[float, float]:
+        """Seconds of a block's all-reduces, and of a micro-batch that every GPU sends a part of."""
+        machine, reduced, sent = self.machine, 0.0, 0.0
+        size = self.element * self.net.height * self.batch * self.net.shape.hidden
+        if plan.tensor > 1:
+            local = min(plan.tensor, machine.per_node)
+            links = allreduce(machine, local, -(-plan.tensor // local))
+            times = 4 + 2 * (plan.checkpointing == "full") + plan.sequence
+            reduced = _exposed("tensor") * times * min(line.seconds(size) for line in links)
+        if plan.stages > 1:
+            within = plan.gpus <= machine.per_node
+            link, share = (machine.inside, 1) if within else (machine.between, machine.per_node)
+            one = link.latency + size / plan.tensor * share / link.bandwidth
+            sent = 2 * plan.interleave * one
+        return reduced, sent
+
+    def exchanged(self, plan: ModelSplit, replicas: int) -> float:
+        """Seconds that exchanging gradients, and with FSDP weights, adds to a step."""
+        if replicas < 2:
+            return 0.0
+        # Replicas lie side by side in a node, and the groups of a node share its network.
+        local = min(replicas, max(1, self.machine.per_node // plan.tensor))
+        nodes = -(-replicas // local)
+        groups = max(1, self.machine.per_node // local) if nodes > 1 else 1
+        rate = groups * min(line.rate for line in allreduce(self.machine, local, nodes))
+        # FSDP gathers weights in both passes of every micro-batch, and scatters gradients.
+        size = 1.5 * HALF_BYTES * plan.micro_batches if plan.zero > 2 else float(self.gradient)
+        return _exposed("exchange") * rate * stage_parameters(self.net, plan) * size
+
+
+def utilisation(gpu: str, plan: ModelSplit) -> dict[str, float]:
+    """The part of its peak that a GPU's matrices reach, and the likely range of a rate."""
+    known: dict[str, dict[str, float]] = facts.load("predict")["utilisation"][
+        "fused" if plan.fused else "plain"
+    ]
+    return known.get(family(gpu), known["other"])
+
+
+def family(gpu: str) -> str:
+    """GPUs that compute alike; an H200 is an H100 with other memory."""
+    return gpu.partition("-")[0].replace("H200", "H100")
+
+
+def _exposed(what: str) -> float:
+    """The part of an exchange that computing does not hide."""
+    part: float = facts.load("links")["exposed"][what]
+    return part
+
+
+def split_step(work: SplitWork, plan: ModelSplit, gpus: int) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of `gpus` GPUs in as many replicas as there are.
+
+    Computing without what is computed again, and what is lost, by name.
+    """
+    blocks, (most, ends) = work.net.shape.blocks, plan.blocks(work.net)
+    (forward, again), (reduced, sends) = work.block(plan), work.passed(plan)
+    output = work.output(plan)
+    one = 3 * forward + again + reduced
+    slowest = max(most * one if plan.stages > 1 else 0.0, ends * one + output) + sends
+    every = blocks * one + output + sends * plan.stages
+    share, replicas = plan.micro_batches / plan.stages, gpus // plan.gpus
+    passing = plan.micro_batches * slowest + (every - slowest) / plan.interleave
+    weights = stage_parameters(work.net, plan) / (replicas if plan.zero else 1)
+    update = work.pace * _UPDATE * weights / work.machine.memory_rate
+    return share * (3 * blocks * forward + output) + update, {
+        "communication": work.exchanged(plan, replicas),
+        "recomputing": share * blocks * again,
+        "tensor": share * blocks * reduced,
+        "bubble": passing - share * every,
+        "stages": plan.micro_batches * sends,
+    }
+
+
+# ---- a step ----
+
 
 FORMS = ("horovod", "ddp", "parameter_server", "no_overlap")
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
-SYNTHETIC, IMAGENET = "synthetic", "imagenet"
-PIPELINES = ("new", "old")
 STRAGGLERS, COMMUNICATION, INPUT = "stragglers", "communication", "input"
 _LIMITS = 0.05
 """A loss limits a step where it is more than this part of it."""

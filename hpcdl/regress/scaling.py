@@ -16,10 +16,9 @@ import time
 from collections.abc import Iterator
 from itertools import groupby
 
-from hpcdl.predict.hardware import Machine, of_partition
-from hpcdl.predict.network import NetworkSums, network
+from hpcdl.predict.machine import Machine, NetworkSums, network, of_partition
 from hpcdl.predict.request import ScalingRequest, answer
-from hpcdl.predict.results import Exchange, bus_rate, trained_precision
+from hpcdl.predict.start import Exchange, bus_rate, trained_precision
 from hpcdl.regress.references import Reference, fingerprint, read_references, site_file
 from hpcdl.regress.training import ALL, TrainingCase, ranks_on
 from hpcdl.site import Partition, Site

@@ -5,8 +5,9 @@ inside, values are valid. `check` says what is wrong with a file; `live` drafts 
 Slurm and compares the two.
 """
 
+from hpcdl.results.gpus import Gpu
 from hpcdl.site.load import find_site_file, load_site
-from hpcdl.site.model import External, Gpu, Partition, Site, SpackSettings, StackRequest
+from hpcdl.site.model import External, Partition, Site, SpackSettings, StackRequest
 
 __all__ = [
     "External",

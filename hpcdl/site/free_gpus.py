@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from hpcdl.site.gpu_models import model_of_type
+from hpcdl.results.gpus import model_of_type
 from hpcdl.slurm import client, parse
 from hpcdl.system.errors import HpcdlError
 

@@ -1,120 +1,14 @@
-"""GPU models by name: rows of facts/gpus.yaml, changed by the site's own rows. Pure.
-
-A model is named as people write it: by its row, an alias, or Slurm's type for it, whatever the
-case. A row of the site overrides that of the facts, key by key; a figure that neither has is
-absent, and whoever needs it says so.
-"""
+"""The groups of a partition's nodes that a GPU model names. Pure."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hpcdl import facts
-from hpcdl.site.model import Gpu, GpuFigures, Partition
+from hpcdl.results.gpus import Gpu, canonical
+from hpcdl.site.model import Partition
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import count_of, did_you_mean
-
-Row = dict[str, Any]
-_NONE: Mapping[str, Row] = {}
-NVIDIA = "nvidia"
-_MAKERS = ("nvidia", "tesla", "geforce", "gpu", "")
-_VARIANT = re.compile(r"pcie|nvl|sxm\d*|\d+gb")
-_MIG = re.compile(r"(^|[-_])(mig|\d+g\.\d+gb)")
-
-
-def find_row(model: str, own: Mapping[str, Row] = _NONE) -> Row | None:
-    """The row of a model as plain values, its name under `model`; None where it is unknown.
-
-    `own` are the site's rows by name.
-    """
-    known, name = facts.load("gpus")["gpus"], _canonical(model)
-    row: Row = known.get(name, {})
-    for one, mine in own.items():
-        if _canonical(one).casefold() == name.casefold():
-            return {**row, **(mine or {}), "model": name if row else one}
-    return {**row, "model": name} if row else None
-
-
-def known_names(own: Mapping[str, Row] = _NONE) -> list[str]:
-    """Every name of a model that may be written."""
-    return [*own, *facts.load("gpus")["gpus"], *facts.load("gpus")["aliases"]]
-
-
-def of_row(row: Mapping[str, Any], gres_type: str | None = None, per_node: int = 1) -> Gpu:
-    """The GPUs of a node, from a row as `find_row` gives it."""
-    figures = {key: row[key] for key in GpuFigures._fields if row.get(key) is not None}
-    return Gpu(
-        model=row["model"],
-        gres_type=gres_type,
-        per_node=per_node,
-        compute=str(row["compute"]),
-        memory_gb=float(row["memory_gb"]),
-        nvlink=(row.get("fabric") or ("nvlink" if row.get("nvlink_gbs") else "")) == "nvlink",
-        figures=GpuFigures(**figures),
-    )
-
-
-def gpu_named(name: str) -> Gpu:
-    """Return one device of a model in the facts; BadInput for an unknown model."""
-    row = find_row(name)
-    if row is None:
-        raise BadInput(f"unknown GPU model '{name}'", hint=did_you_mean(name, known_names()))
-    return of_row(row)
-
-
-def model_of_type(gres_type: str | None) -> str | None:
-    """The GPU model that a GRES type names, None where it names none, or where several would do.
-
-    Sites write `p100`, `tesla_v100`, `nvidia_a100-sxm4-40gb` (NVML's own names). Every word must
-    be one of the model: by its beginning alone, `tesla_v100-pcie-32gb` was drafted as a V100 with
-    16 GB and NVLink. A slice of a GPU (MIG: `a100_1g.5gb`) has neither its memory nor its speed.
-    """
-    if not gres_type or is_slice(gres_type):
-        return None
-    words = [
-        re.sub(r"^(\d+)g$", r"\1gb", word)
-        for word in re.split(r"[-_ ]+", gres_type.casefold())
-        if word not in _MAKERS
-    ]
-    exact = {_joined(name): name for name in known_names()}.get("".join(words))
-    if exact:
-        return _canonical(exact)
-    rows = facts.load("gpus")["gpus"]
-    fitting = [name for name, row in rows.items() if _explains(name, row, words)]
-    usual = {_canonical(name.split("-")[0]) for name in fitting}
-    chosen = [name for name in fitting if name in usual] or fitting
-    return str(chosen[0]) if len(chosen) == 1 else None
-
-
-def _joined(name: str) -> str:
-    """`RTX-3090`, `rtx3090` and `RTX_3090` are one name."""
-    return re.sub(r"[-_ ]", "", name.casefold())
-
-
-def _explains(model: str, row: Mapping[str, Any], words: list[str]) -> bool:
-    """Whether each word is one of this model, and none of its own name lacks."""
-    name = model.casefold().split("-")
-    variants = {word for word in name if _VARIANT.fullmatch(word)}
-    forms = {word.rstrip("0123456789") for word in variants if word.startswith("sxm")}
-    known = {*name, *forms, f"{row['memory_gb']:g}gb"}
-    return set(name) - variants <= set(words) <= known
-
-
-def is_slice(gres_type: str) -> bool:
-    """Whether a GRES type names a slice of a GPU, by NVIDIA's MIG: `1g.5gb`, `a100_3g.20gb`."""
-    return _MIG.search(gres_type.casefold()) is not None
-
-
-def out_of_scope(model: str, vendor: str = NVIDIA) -> str:
-    """Why GPUs of another vendor cannot be served, in one line; '' for NVIDIA's."""
-    folded = model.casefold().replace("_", "-")
-    for row in facts.load("gpus")["out_of_scope"]:
-        if vendor == row["vendor"].casefold() or re.match(row["pattern"], folded):
-            served = "its stacks, checks and figures are for NVIDIA's CUDA"
-            return f"'{model}' is a GPU of {row['vendor']}, which hpcdl does not serve: {served}"
-    return ""
+from hpcdl.system.text import count_of
 
 
 def gres_type(partition: str, gpu: Mapping[str, Any], slurm: Mapping[str, Any]) -> str | None:
@@ -129,7 +23,7 @@ def matches(gpu: Gpu, asked: str) -> bool:
     words = gpu.model.casefold().split("-")  # `a100` and `a100-sxm4` of A100-SXM4-40GB, too
     names = {"-".join(words[:end]) for end in range(1, len(words) + 1)}
     own = {gpu.model.casefold(), (gpu.gres_type or gpu.model).casefold()}
-    return asked.casefold() in names | own or _canonical(asked).casefold() in own
+    return asked.casefold() in names | own or canonical(asked).casefold() in own
 
 
 def groups_for(partition: Partition, model: str | None) -> tuple[Partition, ...]:
@@ -161,12 +55,3 @@ def ask_for(groups: Iterable[Partition]) -> str:
         for group in groups
         if group.gpu
     )
-
-
-def _canonical(model: str) -> str:
-    """The name of the row that a name or an alias means; the name itself where none does."""
-    table = facts.load("gpus")
-    folded = model.casefold()
-    names = {name.casefold(): name for name in table["gpus"]}
-    aliases = {alias.casefold(): name for alias, name in table["aliases"].items()}
-    return str(names.get(folded) or aliases.get(folded) or model)

@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from hpcdl import facts
-from hpcdl.site.gpu_models import is_slice, model_of_type, out_of_scope
+from hpcdl.results.gpus import is_slice, model_of_type, out_of_scope
 from hpcdl.site.model import Partition, Site
 from hpcdl.site.sections import NAME
 from hpcdl.slurm import client

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpcdl.site.gpu_models import gres_type, of_row
-from hpcdl.site.model import Gpu, Partition, Site, SpackSettings, StackRequest
+from hpcdl.results.gpus import Gpu, of_row
+from hpcdl.site.gpu_models import gres_type
+from hpcdl.site.model import Partition, Site, SpackSettings, StackRequest
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.declare import build, values_of
 from hpcdl.system.errors import BadInput
@@ -29,6 +30,7 @@ _DECIDING = tuple(
     _PACKAGE / name
     for name in (
         "site/check.py",
+        "results/gpus.py",
         "site/gpu_models.py",
         "slurm/rules.py",
         "system/resources.py",

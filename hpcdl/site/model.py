@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from hpcdl.results.gpus import Gpu
 from hpcdl.site.sections import (
     CLEANED,
     NAME,
@@ -39,47 +39,6 @@ _GROUP = {
     "additionalProperties": False,
     "properties": {},
 }
-
-
-class GpuFigures(NamedTuple):
-    """Further figures of a GPU model; None: neither the facts nor the site has it.
-
-    `memory_gbs` in GB/s; peaks in TFLOPS (dense, boost clock); `fabric` is the link between the
-    GPUs of a node (`nvlink`, `pcie4`); `nvlink_gbs` counts both ways. `driver_name` is part of
-    what the driver calls it, `machine` the architecture of the CPUs beside it.
-    """
-
-    memory_gbs: float | None = None
-    fp32_tflops: float | None = None
-    tf32_tflops: float | None = None
-    half_tflops: float | None = None
-    fabric: str | None = None
-    nvlink_gbs: float | None = None
-    tdp_w: float | None = None
-    driver_name: str = ""
-    machine: str = "x86_64"
-
-
-class Gpu(NamedTuple):
-    """The GPUs of one node of a partition.
-
-    `model` is a row of facts/gpus.yaml or of the site's `gpus`; `gres_type` is what Slurm calls
-    it, None where Slurm gives no type; `per_node` counts devices as Slurm does (a K80 board is
-    two); `nvlink` is whether NVLink joins them.
-    """
-
-    model: str
-    gres_type: str | None
-    per_node: int
-    compute: str
-    memory_gb: float
-    nvlink: bool = False
-    figures: GpuFigures = GpuFigures()
-
-    @property
-    def driver_name(self) -> str:
-        """The part of the driver's name that distinguishes this model from others."""
-        return self.figures.driver_name or self.model.split("-")[0]
 
 
 @dataclass(frozen=True)

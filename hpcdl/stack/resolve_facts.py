@@ -20,8 +20,8 @@ from itertools import chain
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.results.gpus import gpu_named
 from hpcdl.site import Gpu, Site
-from hpcdl.site.gpu_models import gpu_named
 from hpcdl.stack.release import BACKENDS
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, newest_first, sort_key
 from hpcdl.system.frozen import dataclass

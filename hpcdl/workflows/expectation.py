@@ -37,8 +37,9 @@ from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch,
 from hpcdl.train.options import steps_of as planned_steps
 
 if TYPE_CHECKING:
+    from hpcdl.predict.machine import PredictedNodes
     from hpcdl.predict.request import ScalingRequest
-    from hpcdl.predict.results import Exchange
+    from hpcdl.predict.start import Exchange
 
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
@@ -119,7 +120,7 @@ def expect(site: Site, spec: JobSpec) -> Expectation | None:
 
 def why_none(site: Site, spec: JobSpec) -> str:
     """Return what the site file lacks for an expectation, in one line; '' if nothing."""
-    from hpcdl.predict.hardware import NETWORK_HINT
+    from hpcdl.predict.machine import NETWORK_HINT
 
     nodes, layout = plan_on(site, spec)
     if layout.nodes < 2 or nodes.interconnect.bandwidth_gbps is not None:
@@ -136,7 +137,7 @@ def _expectation(
 
     images, jpeg = data_of(training)
     asked = _request(partition, layout, training, images, jpeg=jpeg)
-    asked = from_site(site, asked, training.options, layout.cpus_per_task)
+    asked = from_site(site, partition, asked, training.options, layout.cpus_per_task)
     if not asked.result and current_or_cluster().shared_cores:
         return None  # published GPUs say nothing of nodes that one machine emulates
     found = answer(asked)
@@ -189,13 +190,13 @@ def _request(
         batch=training.batch,
         size=training.options.image_size,
         precision=_precision(training.options, partition),
-        data="imagenet" if jpeg else SYNTHETIC,
+        real=jpeg,
         images=images,
     )
 
 
-def _precision(options: TrainOptions, partition: Partition) -> str:
-    from hpcdl.predict.results import trained_precision
+def _precision(options: TrainOptions, partition: PredictedNodes) -> str:
+    from hpcdl.predict.start import trained_precision
 
     compute = partition.gpu and partition.gpu.compute
     return trained_precision(options.precision, compute, compress=options.compress)
@@ -205,19 +206,23 @@ def _precision(options: TrainOptions, partition: Partition) -> str:
 
 
 def from_site(
-    site: Site, asked: ScalingRequest, job: TrainOptions | None = None, cpus: int | None = None
+    site: Site,
+    place: Partition,
+    asked: ScalingRequest,
+    job: TrainOptions | None = None,
+    cpus: int | None = None,
 ) -> ScalingRequest:
     """The request with the site's last runs like it, and with its all-reduce checks.
 
-    Of a job its options count, too, and that a rank has as many `cpus`.
+    `place` is its partition in the site file. Of a job its options count, too, and that a rank has
+    as many `cpus`.
     """
-    runs = () if asked.plan else last_results(site, asked, job, cpus)
-    stated = asked.link_gbs is not None or asked.network_gbs is not None
+    runs = () if asked.plan else last_results(site, place, asked, job, cpus)
     asked = replace(
         asked,
         result=next(iter(runs), None),
         repeats=runs[1:],
-        exchanges=() if stated else links_of(site, asked.partition),
+        exchanges=links_of(site, place, asked),
     )
     return on_shared_cores(asked)
 
@@ -229,7 +234,11 @@ def on_shared_cores(asked: ScalingRequest) -> ScalingRequest:
 
 
 def last_results(
-    site: Site, asked: ScalingRequest, job: TrainOptions | None = None, cpus: int | None = None
+    site: Site,
+    place: Partition,
+    asked: ScalingRequest,
+    job: TrainOptions | None = None,
+    cpus: int | None = None,
 ) -> tuple[Path, ...]:
     """The results of recent jobs that trained like a request: the newest, and its repeats.
 
@@ -242,7 +251,7 @@ def last_results(
             shape = record["layout"]
             ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
             there = (record["partition"], record.get("gpu_model"))
-            here = (asked.partition.name, asked.partition.gpu_asked_for)
+            here = (place.name, place.gpu_asked_for)
             run = training_of(tuple(record["program"]), ranks)
             if run is None or there != here or cpus not in (None, int(shape["cpus_per_task"])):
                 continue
@@ -260,8 +269,7 @@ def last_results(
 
 def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) -> bool:
     """Whether a step of a run predicts the time of a step of a request."""
-    from hpcdl.predict.rate import units_of
-    from hpcdl.predict.results import trained_precision
+    from hpcdl.predict.start import trained_precision, units_of
 
     options = run.options
     usual = trained_precision("fp32", asked.partition.gpu and asked.partition.gpu.compute)
@@ -276,11 +284,12 @@ def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) ->
     )
 
 
-def links_of(site: Site, partition: Partition) -> tuple[Exchange, ...]:
+def links_of(site: Site, place: Partition, asked: ScalingRequest) -> tuple[Exchange, ...]:
     """Return the site's all-reduce measurements of a partition's links, if any."""
     with suppress(*_UNUSABLE):
-        local = partition.gpus_per_node or partition.sockets
-        return measured_links(site, partition, "horovod", local)
+        gpu = asked.partition.gpu
+        local = gpu.per_node if gpu else asked.partition.sockets
+        return measured_links(site, place, "horovod", local)
     return ()
 
 

@@ -170,12 +170,12 @@ def test_a_prediction_starts_from_the_site_s_last_run_like_it(busy):
         earlier_job(busy, number, rate)
     earlier_job(busy, 16, program=[*TRAIN, "alexnet"])
     asked = ScalingRequest(busy.partition("cpu"), "mlp", gpus="1", batch=256)
-    runs = last_results(busy, asked)
+    runs = last_results(busy, asked.partition, asked)
     assert [path.parent.name for path in runs] == ["15", "12"]
     (point,) = answer(replace(asked, result=runs[0], repeats=runs[1:])).points
     assert point.step.compute == pytest.approx(256 / 4000)
     for other in ({"model": "resnet50"}, {"batch": 16}, {"precision": "amp"}, {"size": 64}):
-        assert last_results(busy, replace(asked, **other)) == ()
+        assert last_results(busy, asked.partition, replace(asked, **other)) == ()
 
 
 def test_published_gpus_say_nothing_of_emulated_nodes(three_generations, monkeypatch):

@@ -15,13 +15,14 @@ from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.layout import cluster_of, plan_on
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.sweep import plan
-from hpcdl.predict.hardware import of_partition
+from hpcdl.predict.machine import of_partition
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency
 from hpcdl.regress.training import job_on
+from hpcdl.results.gpus import find_row, gpu_named, out_of_scope
 from hpcdl.site import StackRequest, load_site
-from hpcdl.site.gpu_models import find_row, gpu_named, matches, out_of_scope
+from hpcdl.site.gpu_models import matches
 from hpcdl.stack.resolve import Resolver, why_not
 from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_solution import as_text as resolution_text
@@ -118,10 +119,8 @@ def test_an_unknown_network_is_needed_beyond_a_node_only(mixed):
     for gpus in ("8", "4,8"):
         with pytest.raises(BadInput, match="network between the nodes of 'typed' is not known"):
             answer(ScalingRequest(a100, "resnet50", gpus=gpus))
-    assert (
-        answer(ScalingRequest(a100, "resnet50", gpus="8", network_gbs=5.0)).points[0].step.nodes
-        == 2
-    )
+    told = replace(a100, interconnect=replace(a100.interconnect, measured_gbs=5.0))
+    assert answer(ScalingRequest(told, "resnet50", gpus="8")).points[0].step.nodes == 2
 
 
 def test_whoever_expects_something_of_an_unknown_network_says_so(mixed):

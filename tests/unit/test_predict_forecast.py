@@ -1,29 +1,25 @@
 """Counts of GPUs, what they give, and what to take; bad questions are one clear error."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
-from hpcdl.predict.hardware import of_partition
-from hpcdl.predict.network import kept_bytes, network
-from hpcdl.predict.rate import one_gpu_rows
+from hpcdl.predict.machine import kept_bytes, network, of_partition
 from hpcdl.predict.request import ScalingRequest, answer, expand
-from hpcdl.predict.results import read_result
 from hpcdl.predict.show import forecast_text
-from hpcdl.predict.split import ModelSplit
+from hpcdl.predict.start import one_gpu_rows, read_result
 from hpcdl.predict.step import (
-    IMAGENET,
+    ModelSplit,
     SharedCores,
     StepTime,
     Workload,
     feed,
     pace,
 )
-from hpcdl.site.gpu_models import gpu_named
+from hpcdl.results.gpus import gpu_named
 from hpcdl.system.errors import BadInput
 
 RESULT = {
@@ -66,21 +62,21 @@ def parts_of(step):
 
 
 def test_the_parts_of_a_step_add_up(k80):
-    step = ask(k80, data=IMAGENET).points[-1].step
+    step = ask(k80, real=True).points[-1].step
     assert step.seconds == pytest.approx(sum(parts_of(step)))
     assert min(parts_of(step)) >= 0
 
 
 def test_choices_take_the_fastest_the_cheapest_and_the_last_below_the_loss(k80):
     """Of counts within the partition: those beyond are marked."""
-    found = ask(k80, gpus="1-4096", loss=0.05)
+    found = ask(k80, gpus="1-4096")
     size = k80.nodes * k80.gpus_per_node
     assert all(point.beyond == (point.gpus > size) for point in found.points)
     real = [point for point in found.points if not point.beyond]
     assert found.choices.fastest == max(real, key=lambda p: p.images_per_second)
     assert found.choices.cheapest == min(real, key=lambda p: p.gpu_hours)
-    assert found.choices.efficient.efficiency >= 0.95
-    assert all(p.efficiency < 0.95 for p in real if p.gpus > found.choices.efficient.gpus)
+    assert found.choices.efficient.efficiency >= 0.9
+    assert all(p.efficiency < 0.9 for p in real if p.gpus > found.choices.efficient.gpus)
     one_node = answer(ScalingRequest(replace(k80, nodes=1), "vgg16"))
     assert one_node.points[-1].gpus == k80.gpus_per_node
 
@@ -129,7 +125,7 @@ def test_epochs_images_and_tokens_say_how_much_is_trained(k80, modern):
 def test_records_and_their_decoding_bound_the_input(p100):
     """CheXNet's radiographs have 1,024 pixels: 400 kB each, 40 a second and core."""
     asked = {"model": "chexnet", "gpus": "1-16", "record_bytes": 4e5, "decode_rate": 40.0}
-    for more in ({"pipeline": "old"}, {"storage_gbs": 0.1}):
+    for more in ({"ahead": False}, {"storage_gbs": 0.1}):
         last = ask(p100, **asked, **more).points[-1]
         assert last.step.limit == "input"
         assert last.speedup < 0.5 * 16
@@ -138,7 +134,7 @@ def test_records_and_their_decoding_bound_the_input(p100):
 def test_alexnet_on_four_p100_is_not_limited_by_input(p100):
     """TSUBAME 3.0 (2019): time grows with the data set and has no knee."""
     node = replace(p100, gpu=p100.gpu._replace(per_node=4))
-    (point,) = ask(node, model="alexnet", data=IMAGENET, gpus="4").points
+    (point,) = ask(node, model="alexnet", real=True, gpus="4").points
     assert point.step.limit != "input"
 
 
@@ -155,7 +151,7 @@ def test_ranks_that_share_one_machines_cores_gain_no_more_than_it_has(p100, tmp_
 @pytest.mark.parametrize("storage_gbs", [None, 0.02])
 def test_the_old_pipeline_adds_all_of_reading_and_decoding_to_every_step(k80, storage_gbs):
     plain = ask(k80, gpus="1,8").points
-    slow = ask(k80, gpus="1,8", data=IMAGENET, storage_gbs=storage_gbs, pipeline="old").points
+    slow = ask(k80, gpus="1,8", real=True, storage_gbs=storage_gbs, ahead=False).points
     decode = 1 / feed(of_partition(k80), network("resnet50")).one_core
     for gpus, one, other in zip((1, 8), plain, slow, strict=True):
         read = gpus * 115129 / (storage_gbs * 1e9) if storage_gbs else 0.0
@@ -170,37 +166,30 @@ TINY = {"model": "mlp", "images_per_second": 1e5, "gpus": "1024"}
 @pytest.mark.parametrize(
     ("asked", "limit"),
     [
-        ({"data": IMAGENET, "storage_gbs": 0.02, "gpus": "64"}, "input"),
-        ({"network_gbs": 0.05, "gpus": "64"}, "communication"),
+        ({"real": True, "storage_gbs": 0.02, "gpus": "64"}, "input"),
+        ({"measured_gbs": 0.05, "gpus": "64"}, "communication"),
         ({"gpus": "4096"}, "stragglers"),
         (TINY, "latency"),
     ],
 )
 def test_what_limits_a_step_is_named(k80, asked, limit):
+    asked = dict(asked)
+    rate = asked.pop("measured_gbs", None)
+    k80 = replace(k80, interconnect=replace(k80.interconnect, measured_gbs=rate))
     assert ask(k80, **asked).points[0].step.limit == limit
 
 
 def test_storage_limits_the_rate(k80):
-    (point,) = ask(k80, data=IMAGENET, storage_gbs=0.02, gpus="64").points
+    (point,) = ask(k80, real=True, storage_gbs=0.02, gpus="64").points
     assert point.images_per_second <= 0.02e9 / 115129
 
 
 def test_other_forms_are_slower_than_the_overlapped_all_reduce(k80):
     horovod, *others = (
-        ask(k80, model="vgg16", form=form, gpus="64", network_gbs=0.5).points[0].images_per_second
+        ask(k80, model="vgg16", form=form, gpus="64").points[0].images_per_second
         for form in ("horovod", "no_overlap", "parameter_server")
     )
     assert max(others) < horovod
-
-
-def test_all_counts_from_1_to_4096_take_less_than_a_tenth_of_a_second(k80):
-    times = []
-    for _ in range(5):
-        start = time.process_time()
-        found = ask(k80, gpus="1-4096", every=True, images_per_second=51.9)
-        times.append(time.process_time() - start)
-    assert len(found.points) == 4 + 1023
-    assert min(times) <= 0.1
 
 
 @pytest.mark.parametrize(
@@ -334,15 +323,9 @@ def test_a_gpu_without_rows_of_its_network_borrows_and_says_so(k80):
         ("batch", 10**400),
         ("images", -(10**400)),
         ("images", 0.0),
-        ("loss", float("nan")),
-        ("loss", 1.0),
         ("deadline_hours", -1.0),
-        ("pipeline", "old"),
-        ("pipeline", "newest"),
         ("images_per_second", float("inf")),
         ("images_per_second", float("nan")),
-        ("network_gbs", 0.0),
-        ("link_gbs", -1.0),
     ],
 )
 def test_an_absurd_question_is_one_clear_error(k80, field, value):
@@ -448,12 +431,11 @@ def test_repeated_runs_narrow_the_range_and_those_that_differ_much_widen_it(p100
     assert differing.low < 1250 < 1550 < differing.high
 
 
-def test_time_energy_and_money_of_an_epoch_follow_from_the_rate(p100):
+def test_time_and_money_of_an_epoch_follow_from_the_rate(p100):
     found = replace(ask(p100, gpus="4", images=10_000.0), price=2.0)
     (point,) = found.points
     assert point.seconds == pytest.approx(10_000 / point.images_per_second)
     assert point.gpu_hours == pytest.approx(4 * point.seconds / 3600)
-    assert found.kilowatt_hours(point) == pytest.approx(point.gpu_hours * 0.25)
     assert found.cost(point) == pytest.approx(2 * point.gpu_hours)
     assert replace(found, price=None).cost(point) is None
 
@@ -485,9 +467,7 @@ def test_cores_that_slurm_keeps_for_the_system_decode_no_images(p100):
     """The model once counted the cores of the sockets, which jobs may not all have."""
     kept = replace(p100, usable_cpus=8 * p100.threads_per_core)
     assert of_partition(kept).cores == 8 < of_partition(p100).cores
-    rates = [
-        ask(one, data=IMAGENET, gpus="4").points[0].step.losses["input"] for one in (kept, p100)
-    ]
+    rates = [ask(one, real=True, gpus="4").points[0].step.losses["input"] for one in (kept, p100)]
     assert rates[0] > rates[1]
 
 

@@ -5,12 +5,19 @@ from dataclasses import replace
 import pytest
 
 from hpcdl import facts
-from hpcdl.predict.hardware import network_link, of_gpu, of_partition, usual_link
-from hpcdl.predict.network import names, network, roofline
-from hpcdl.predict.rate import from_facts, one_gpu_rows, reached
+from hpcdl.predict.machine import (
+    names,
+    network,
+    network_link,
+    of_gpu,
+    of_partition,
+    roofline,
+    usual_link,
+)
 from hpcdl.predict.request import ScalingRequest, answer
+from hpcdl.predict.start import from_facts, one_gpu_rows, reached
 from hpcdl.predict.step import Workload, predict_step
-from hpcdl.site.gpu_models import gpu_named, model_of_type
+from hpcdl.results.gpus import gpu_named, model_of_type
 from hpcdl.system.errors import BadInput
 from tools.published import gpu_of
 

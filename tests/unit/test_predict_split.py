@@ -4,12 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from hpcdl.predict.hardware import Link, of_partition
-from hpcdl.predict.network import HALF_BYTES, network
+from hpcdl.predict.machine import HALF_BYTES, Link, network, of_partition
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.show import forecast_text
-from hpcdl.predict.split import ModelSplit, activation_bytes, kept, split_step, state_bytes
-from hpcdl.predict.step import Workload
+from hpcdl.predict.step import ModelSplit, Workload, activation_bytes, kept, split_step, state_bytes
 from hpcdl.system.errors import BadInput
 
 GPT3 = network("gpt3_175b", 2048)
@@ -138,19 +136,18 @@ def test_a_plan_that_does_not_fit_is_told_with_a_batch_that_does_or_what_to_do(a
     assert "the largest batch that fits is" in note
     asked = replace(asked, model="gpt_145b", batch=1)
     (note,) = answer(asked).notes
-    assert "split it (--tensor" in note
+    assert "split it, such as --split tensor=8" in note
     (note,) = answer(replace(asked, plan=ModelSplit(8, zero=3, checkpointing="full"))).notes
     assert "the smallest that would fit is" in note
 
 
 def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100):
+    slow = replace(a100, interconnect=replace(a100.interconnect, measured_gbs=0.5))
     asked = ScalingRequest(
-        a100,
+        slow,
         "gpt_39b",
         gpus="8-16",
         size=2048,
-        loss=0.9,
-        network_gbs=0.5,
         plan=ModelSplit(zero=3, checkpointing="full"),
     )
     found = answer(asked)
@@ -188,7 +185,7 @@ def test_few_sequences_per_second_are_no_zero(a100):
         ({"plan": ModelSplit(checkpointing="some")}, "checkpointing"),
         ({"plan": ModelSplit(tensor=8, stages=2)}, "multiple of the 16 GPUs"),
         ({"form": "ddp"}, "in its own form"),
-        ({"data": "imagenet"}, "reads no images"),
+        ({"real": True}, "reads no images"),
     ],
 )
 def test_what_cannot_be_split_is_refused(a100, changes, said):

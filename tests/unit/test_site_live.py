@@ -7,8 +7,8 @@ import pytest
 
 from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import lint
+from hpcdl.results.gpus import model_of_type
 from hpcdl.site import load_site
-from hpcdl.site.gpu_models import model_of_type
 from hpcdl.site.live import (
     LiveCluster,
     _limited,

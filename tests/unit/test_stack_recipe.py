@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
+from hpcdl.results.gpus import GpuFigures
 from hpcdl.site import StackRequest, find_site_file, load_site
-from hpcdl.site.model import GpuFigures
 from hpcdl.stack.build import plan_stack
 from hpcdl.stack.horovod import apply_edit, first_complaint
 from hpcdl.stack.recipe import Interpreter, SourceEdit, lock_file, recipe_of

@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from hpcdl.jobs.spec import is_train
 from hpcdl.predict.request import ScalingRequest, answer
-from hpcdl.predict.step import IMAGENET, SYNTHETIC
 from hpcdl.results.records import RESULT
 from hpcdl.system.errors import BadInput
-from hpcdl.workflows.study import declared
+from hpcdl.workflows.study.declared import SYNTHETIC
 from hpcdl.workflows.study.findings import Results
 from hpcdl.workflows.study.measurements import CellMeasured, Predicted, but
 
@@ -44,11 +43,10 @@ def _series(results: Results, base: CellMeasured) -> Iterator[Predicted]:
     start = [own[ranks] for ranks in (1, 2) if ranks in own and (ranks == 1 or results.shared)]
     path, *more = (one.cell.results / RESULT.name for one in start)
     counts = {*(cell.gpus for cell in cells), *own, *base.cell.jobs.predict}
-    read = base.cell.data != declared.SYNTHETIC and not results.shared
     request = ScalingRequest(
         results.plan.site.partition(spec.partition),
         gpus=",".join(map(str, sorted(counts - {one.ranks for one in start}))),
-        data=IMAGENET if read else SYNTHETIC,
+        real=base.cell.data != SYNTHETIC and not results.shared,
         result=path,
         repeats=tuple(more),
         cores=results.cores if results.shared else None,

@@ -1,30 +1,34 @@
-"""Machines as the model sees them: a GPU's peaks, the links of a node, the network, the cores.
+"""Machines and networks as the model sees them.
 
-A machine comes from a partition of the site file. Figures are rows of facts/gpus.yaml and
-facts/links.yaml. Bandwidths are bytes per second each way, latencies seconds. The cost of an
-all-reduce over the links is a line, seconds = latency + bytes x rate, one per algorithm; the
-cheapest one for a size is taken, as NCCL and MPI do.
+A machine comes from a partition of the site file: a GPU's peaks, the links of a node, the network,
+the cores. Figures are rows of facts/gpus.yaml and facts/links.yaml. Bandwidths are bytes per second
+each way, latencies seconds. The cost of an all-reduce over the links is a line, seconds = latency +
+bytes x rate, one per algorithm; the cheapest one for a size is taken, as NCCL and MPI do.
+
+A network is sums of work, memory traffic and parameters: of facts/networks.yaml, which
+`tools.networks` writes from real Keras models; transformers are laid out from their published
+widths. Images and sequences of other sizes scale the sums. The roofline of a step is arithmetic at
+the GPU's peak plus traffic at its memory's bandwidth; what a GPU reaches of it is measured or
+learned (start.py).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple, Protocol
 
 from hpcdl import facts
-from hpcdl.site.gpu_models import gpu_named
-from hpcdl.site.model import UNKNOWN_FABRIC
+from hpcdl.results.gpus import Gpu, gpu_named
 from hpcdl.system.errors import BadInput
-
-if TYPE_CHECKING:
-    from hpcdl.site import Gpu, Partition
+from hpcdl.system.text import did_you_mean
 
 GIGA = 1e9
 TERA = 1e12
 NETWORK_HINT = (
-    "say it in the site file, `interconnect: {fabric: infiniband, bandwidth_gbps: 100}`, or give "
-    "--network GB/S as measured"
+    "say it in the site file, `interconnect: {fabric: infiniband, bandwidth_gbps: 100}`, or "
+    "`measured_gbs: 9.8` as measured"
 )
 CPU = "CPU"
 """The `gpu` of a machine without any: its ranks are sockets."""
@@ -42,6 +46,54 @@ class Link(NamedTuple):
 
 
 _CPU_LINK = Link("memory", 20e-6, 12.5e9)
+
+
+class NodeLinks(Protocol):
+    """What a site says of the network between its nodes."""
+
+    @property
+    def fabric(self) -> str:
+        """A row of facts/links.yaml, or another word where it is not known."""
+
+    @property
+    def bandwidth_gbps(self) -> float | None:
+        """Gbit/s of a node."""
+
+    @property
+    def measured_gbs(self) -> float | None:
+        """GB/s of an all-reduce, as measured."""
+
+
+class PredictedNodes(Protocol):
+    """What the model reads of a site's partition: equal nodes, and what joins them."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def gpu(self) -> Gpu | None:
+        """The GPUs of a node."""
+
+    @property
+    def interconnect(self) -> NodeLinks:
+        """The network between nodes."""
+
+    @property
+    def nodes(self) -> int:
+        """Nodes in all."""
+
+    @property
+    def sockets(self) -> int:
+        """Sockets of a node."""
+
+    @property
+    def usable_cores(self) -> int:
+        """Cores that jobs may have; Slurm may keep some for the system."""
+
+    @property
+    def memory_gb(self) -> float:
+        """Memory of a node."""
 
 
 @dataclass(frozen=True)
@@ -86,17 +138,16 @@ class Machine:
         return self.network
 
 
-def of_partition(partition: Partition) -> Machine:
+def of_partition(partition: PredictedNodes) -> Machine:
     """The machine that a partition of the site file describes.
 
     A partition without GPUs is a machine whose ranks are its sockets: it needs a measured step.
     """
     wires, gpu, network = partition.interconnect, partition.gpu, None
-    if wires.bandwidth_gbps is not None and wires.fabric != UNKNOWN_FABRIC:
+    if wires.bandwidth_gbps is not None and wires.fabric in facts.load("links")["fabrics"]:
         network = network_link(wires.fabric, wires.bandwidth_gbps)
     if wires.measured_gbs is not None:
         network = measured(network, wires.measured_gbs * GIGA)
-    # Jobs may have fewer cores than the node: Slurm keeps some for the system.
     cores = partition.usable_cores
     if gpu is None:
         machine = Machine(
@@ -233,3 +284,154 @@ def parameter_server(machine: Machine, local: int, nodes: int) -> MessageCost:
         rate = max(rate, local * ((nodes - 1) / nodes) / machine.between.bandwidth)
         latency += machine.between.latency
     return MessageCost(latency, rate)
+
+
+# ---- networks ----
+
+
+FLOAT_BYTES = 4
+HALF_BYTES = 2
+_USUAL_TOKENS = 512
+# Part of the elements a network moves that a training step keeps in memory: ResNet-50 at its
+# documented batches (128 in float32, 256 mixed, on 16 GB; NVIDIA DeepLearningExamples; 496 in TF32
+# on 48 GB; Lambda).
+_KEPT = 0.295
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """The widths of a transformer, see facts/transformers.yaml; `keys` is 0 where as wide."""
+
+    hidden: int
+    inner: int
+    blocks: int
+    heads: int
+    vocabulary: int
+    gated: bool = False
+    keys: int = 0
+    untied: bool = False
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of attention and the feed-forward part of a block."""
+        keys = self.keys or self.hidden
+        dense = (3 if self.gated else 2) * self.hidden * self.inner
+        return 2 * self.hidden * (self.hidden + keys) + dense
+
+    def block_macs(self, tokens: int) -> float:
+        """Multiply-adds of a block's forward pass of one sequence.
+
+        A token costs every weight one, and attention two of the width per other token.
+        """
+        return tokens * (self.block_parameters + 2.0 * self.hidden * tokens)
+
+    def block_moved(self, tokens: int) -> float:
+        """Elements of one sequence that a block moves."""
+        return tokens * (12.0 * self.hidden + 2 * self.inner + 2 * self.heads * tokens)
+
+    @property
+    def table(self) -> int:
+        """Parameters of the embedding, and of the output."""
+        return self.hidden * self.vocabulary
+
+
+NO_SHAPE = TransformerShape(0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class NetworkSums:
+    """A network: its input and the sums over its layers, of one image's or sequence's forward pass.
+
+    `macs` are multiply-adds, `moved` elements; `first_macs` those of the first layer. The input of
+    a transformer is a sequence: `height` tokens, no channel, and it has a `shape`.
+    """
+
+    name: str
+    height: int
+    width: int
+    channels: int
+    parameters: int
+    tensors: int
+    macs: float
+    moved: float
+    first_macs: float
+    shape: TransformerShape = NO_SHAPE
+
+    @property
+    def pixels(self) -> int:
+        """Pixels of one input image."""
+        return self.height * self.width
+
+
+def names() -> tuple[str, ...]:
+    """The networks that are known."""
+    return (*facts.load("networks")["networks"], *facts.load("transformers")["models"])
+
+
+@cache
+def network(name: str, size: int | None = None) -> NetworkSums:
+    """The network `name` for images of `size` x `size`, or sequences of `size` tokens.
+
+    Raises:
+        BadInput: the network is unknown; the hint names the nearest.
+    """
+    shapes: dict[str, dict[str, Any]] = facts.load("transformers")["models"]
+    if name in shapes:
+        return transformer(name, TransformerShape(**shapes[name]), size or _USUAL_TOKENS)
+    row = facts.load("networks")["networks"].get(name)
+    if row is None:
+        hint = "name one: a forecast is of one network" if "," in name else ""
+        raise BadInput(
+            f"the layers of model '{name}' are not known", hint=hint or did_you_mean(name, names())
+        )
+    height, width, channels = row["input"]
+    area = (size / height) * (size / width) if size else 1.0
+    dense, dense_moved = row.get("dense", 0), row.get("dense_moved", 0)
+    return NetworkSums(
+        name,
+        size or height,
+        size or width,
+        channels,
+        row["parameters"],
+        row["tensors"],
+        dense + area * (row["macs"] - dense),
+        dense_moved + area * (row["moved"] - dense_moved),
+        area * row["first"],
+    )
+
+
+def transformer(name: str, shape: TransformerShape, tokens: int) -> NetworkSums:
+    """A transformer laid out from its widths: embedding, blocks and output."""
+    # One table where input and output share it.
+    tables = shape.table * (2 if shape.untied else 1)
+    ends_moved = tokens * (2.0 * shape.hidden + shape.vocabulary)
+    return NetworkSums(
+        name,
+        tokens,
+        1,
+        0,
+        shape.blocks * shape.block_parameters + tables,
+        14 * shape.blocks + 2,
+        shape.blocks * shape.block_macs(tokens) + float(tokens * shape.table),
+        shape.blocks * shape.block_moved(tokens) + ends_moved,
+        0.0,
+        shape,
+    )
+
+
+def roofline(
+    net: NetworkSums, batch: int, flops: float, bandwidth: float, element_bytes: int = FLOAT_BYTES
+) -> float:
+    """Seconds of a training step at a GPU's peaks: `flops` per second, memory bytes per second.
+
+    Backward costs two forward passes. The update reads and writes weights, gradients and momenta
+    once (5 passes over the parameters). `batch` is images per GPU, `element_bytes` an activation's.
+    """
+    work = 2 * 3 * net.macs * batch / flops
+    traffic = 3 * net.moved * batch * element_bytes / bandwidth
+    return work + traffic + 5 * FLOAT_BYTES * net.parameters / bandwidth
+
+
+def kept_bytes(net: NetworkSums, batch: int, element_bytes: int = FLOAT_BYTES) -> float:
+    """About what a step keeps of its activations in a GPU's memory."""
+    return _KEPT * element_bytes * batch * net.moved
