@@ -47,7 +47,6 @@ def _drift(args: argparse.Namespace) -> ExitCode:
         nargs="*",
         type=Path,
     ),
-    option("--since", "DATE", "only results from this date on", type=a_day),
     changes=True,
 )
 def _history(args: argparse.Namespace) -> ExitCode:
@@ -62,7 +61,7 @@ def _history(args: argparse.Namespace) -> ExitCode:
         return _import(args, site, path)
     with read_history(site) as history:
         if args.action == "export":
-            for line in as_json_lines(history.results(args.since or "")):
+            for line in as_json_lines(history.results()):
                 print(line)
             return ExitCode.OK
         return show(args, [one._asdict() for one in history.series()], history_text(history, path))

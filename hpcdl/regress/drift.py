@@ -135,7 +135,6 @@ def runs_of(ordered: Iterable[Night], shared: Shared = UNKNOWN) -> Runs:
 
 def analyse(
     series: Sequence[Night],
-    least: float = 0.0,
     watched: int = 1,
     shared: Shared = UNKNOWN,
     *,
@@ -143,9 +142,8 @@ def analyse(
 ) -> Analysis:
     """Everything there is to say of a series: nights in any order, several per date are one.
 
-    `least` is how far below the others a node must lie to be slow, as a fraction; `watched` series
-    share the site's budget of nights that are closed by chance. Where `lower` values are better, a
-    time is looked at as its rate, 1/t.
+    `watched` series share the site's budget of nights that are closed by chance. Where `lower`
+    values are better, a time is looked at as its rate, 1/t.
     """
     runs = runs_of(
         sorted(as_rates(series) if lower else series, key=lambda night: night.date), shared
@@ -160,7 +158,7 @@ def analyse(
         level=1 / level if lower and level else level,
         spread=spread / level if level else 0.0,
         enough=len(runs.dates) > MIN_NIGHTS,
-        slow_nodes=slow_nodes([one for night in runs.each for one in night], least),
+        slow_nodes=slow_nodes([one for night in runs.each for one in night]),
     )
 
 

@@ -169,11 +169,11 @@ class History:
                 )
             yield {**vars(result), "site": result.site or self._site}
 
-    def results(self, since: str = "") -> Iterator[Result]:
-        """Results from a time on, oldest first."""
+    def results(self) -> Iterator[Result]:
+        """All results, oldest first."""
         cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time BETWEEN ? AND ? ORDER BY time",  # noqa: S608  # nosec B608
-            (since, self._until),
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time <= ? ORDER BY time",  # noqa: S608  # nosec B608
+            (self._until,),
         )
         return map(_result, cursor)
 
