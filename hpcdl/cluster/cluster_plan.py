@@ -73,12 +73,7 @@ def lay_out(asked: ClusterRequest, network: str, ports: Ports) -> tuple[Node, ..
 
 
 def check_directory(directory: Path, nodes: Iterable[str]) -> None:
-    """Refuse a state directory that Slurm cannot use.
-
-    Raises:
-        BadInput: it has characters that slurm.conf gives a meaning or cannot show, or is too
-            long for the sockets below it.
-    """
+    """Refuse a state directory that Slurm cannot use."""
     bad = sorted(one for one in set(str(directory)) if one in _SPECIAL or not one.isprintable())
     if bad:
         message = f"slurm.conf cannot hold the path {directory}: it has {' '.join(map(repr, bad))}"

@@ -38,12 +38,7 @@ _READY_SECONDS = 60.0
 
 
 def prepare(asked: ClusterRequest, directory: Path) -> tuple[ClusterRequest, Path]:
-    """Return the request with its mode chosen, after all checks that change nothing.
-
-    Raises:
-        BadInput: the site or the path cannot be emulated.
-        MissingPrerequisite: packages, root, memory or disk are missing.
-    """
+    """Return the request with its mode chosen, after all checks that change nothing."""
     where, slurm = directory.absolute(), asked.slurm
     current = recorded(where)
     kept = current.mode if current and asked.mode == "auto" else ""
@@ -227,12 +222,7 @@ def _start_nodes(begun: ClusterState, names: Iterable[str]) -> ClusterState:
 
 
 def wait_idle(begun: ClusterState, names: Iterable[str]) -> None:
-    """Wait until nodes take jobs.
-
-    Raises:
-        DaemonDied: slurmctld or a node's slurmd ended meanwhile; its log's end is shown.
-        HpcdlError: some did not come up in time; their state is shown.
-    """
+    """Wait until nodes take jobs."""
     wanted = set(names)
     deadline = time.monotonic() + _READY_SECONDS
     while True:

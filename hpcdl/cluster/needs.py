@@ -24,10 +24,6 @@ def choose_mode(asked: str, slurm: str = "") -> str:
     """`auto` as what this machine allows; a requested mode as it is.
 
     Another release of Slurm than the machine's own runs in loopback mode.
-
-    Raises:
-        BadInput: no such mode, or not with another release.
-        MissingPrerequisite: namespaces are requested, but do not work here.
     """
     if asked not in MODES:
         raise BadInput(f"unknown mode '{asked}'", hint=did_you_mean(asked, MODES))
@@ -43,12 +39,7 @@ def choose_mode(asked: str, slurm: str = "") -> str:
 
 
 def check_packages(accounting: bool, slurm: str = "") -> None:
-    """Refuse to start without the programs, or without what another release needs.
-
-    Raises:
-        BadInput: another release is requested with accounting.
-        MissingPrerequisite: names the missing packages and how to install them.
-    """
+    """Refuse to start without the programs, or without what another release needs."""
     if slurm and accounting:
         raise BadInput("--slurm cannot be combined with --accounting: a rootfs holds no database")
     if slurm:

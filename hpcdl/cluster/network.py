@@ -40,11 +40,7 @@ def new_bridge_name() -> str:
 
 
 def make_bridge(directory: Path, bridge: str) -> str:
-    """Make a cluster's bridge on a network that this machine does not use: a /24 as `10.77.0`.
-
-    Raises:
-        MissingPrerequisite: bridges may not be made here, or no network is free.
-    """
+    """Make a cluster's bridge on a network that this machine does not use: a /24 as `10.77.0`."""
     network = next(_free_networks(_routed(Path("/proc/net/route").read_text())))
     made = run(["ip", "link", "add", bridge, "type", "bridge"], check=False)
     if not made.ok:
@@ -125,9 +121,6 @@ def reserved_ports(mode: str, nodes: int) -> Iterator[Ports]:
     Another user's cluster may choose at the same moment, and a lock that two users share any third
     could hold for ever. So each port is bound here, which the kernel lets one process do, and then
     marked for reuse: daemons, which ask for reuse, can listen on it, and another search cannot.
-
-    Raises:
-        MissingPrerequisite: no range is free.
     """
     # Where the kernel starts to hand out ports by itself; ours stay below.
     text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()

@@ -92,12 +92,7 @@ def find(release: str) -> Root | None:
 
 
 def check(release: str) -> None:
-    """Everything about a requested release that can be checked before anything changes.
-
-    Raises:
-        BadInput: no rootfs has it, and no suite is known to.
-        MissingPrerequisite: it must be built and a prerequisite is missing, or this is not root.
-    """
+    """Everything about a requested release that can be checked before anything changes."""
     wanted = SlurmRelease.parse(release)
     if os.geteuid() != 0:
         raise MissingPrerequisite(
@@ -119,11 +114,7 @@ def check(release: str) -> None:
 
 
 def get(release: str, say: Say) -> Root:
-    """The rootfs of a release, built where there is none yet.
-
-    Raises:
-        BadInput, MissingPrerequisite: see `check`; or no suite has the release any more.
-    """
+    """The rootfs of a release, built where there is none yet."""
     check(release)
     if (found := find(release)) is not None:
         return found

@@ -49,11 +49,7 @@ def state_directory(site: str) -> Path:
 
 
 def chosen_directory() -> Path | None:
-    """HPCDL_CLUSTER_DIR as an absolute path without links, where it is set.
-
-    Raises:
-        MissingPrerequisite: somebody else can change where it leads.
-    """
+    """HPCDL_CLUSTER_DIR as an absolute path without links, where it is set."""
     chosen = os.environ.get("HPCDL_CLUSTER_DIR")
     return require_no_stranger(Path(chosen).expanduser()).resolve() if chosen else None
 
@@ -101,12 +97,7 @@ def write_state(state: ClusterState) -> ClusterState:
 
 
 def read_state(directory: Path) -> ClusterState | None:
-    """The state below `directory`; None where no cluster is recorded.
-
-    Raises:
-        BadInput, MissingPrerequisite: see `recorded`.
-        CheckFailed: the cluster belongs to another host or container.
-    """
+    """The state below `directory`; None where no cluster is recorded."""
     current = recorded(directory)
     if current is not None and not _from_a_node(current):
         identity.require_here(current.place, current.site, directory)
@@ -114,12 +105,7 @@ def read_state(directory: Path) -> ClusterState | None:
 
 
 def recorded(directory: Path) -> ClusterState | None:
-    """Return the content of `cluster.json`, of whatever host.
-
-    Raises:
-        BadInput: the file is damaged or of another version.
-        MissingPrerequisite: others can change it or its directory.
-    """
+    """Return the content of `cluster.json`, of whatever host."""
     path = directory / _FILE
     if not path.exists():
         return None

@@ -120,11 +120,7 @@ def when(starts: str, now: datetime) -> str:
 
 
 def look(gpus: int = 0, minutes: int = 60) -> list[GpuRow]:
-    """Ask Slurm what is free; with `gpus`, also when a job of so many would start.
-
-    Raises:
-        MissingPrerequisite: there is no Slurm, or it does not answer.
-    """
+    """Ask Slurm what is free; with `gpus`, also when a job of so many would start."""
     nodes = gpus_of_nodes(client.node_details())
     rows = gpu_rows(nodes)
     if not gpus:
@@ -132,13 +128,13 @@ def look(gpus: int = 0, minutes: int = 60) -> list[GpuRow]:
     per_node = {
         (partition, node.kind): node.total for node in nodes for partition in node.partitions
     }
+
+    def asked(row: GpuRow) -> GpuRow:
+        each = per_node[row.partition, row.kind]
+        return row._replace(starts=_starts(row, gpus, minutes, each))
+
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = pool.map(
-            lambda row: _starts(row, gpus, minutes, per_node[row.partition, row.kind]), rows
-        )
-        return [
-            row._replace(starts=answer) for row, answer in zip(rows, list(answers), strict=True)
-        ]
+        return list(pool.map(asked, rows))
 
 
 def _starts(row: GpuRow, gpus: int, minutes: int, per_node: int) -> str:

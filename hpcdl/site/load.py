@@ -50,9 +50,6 @@ def find_site_file(given: str | None = None) -> Path:
 
     A name such as `pi` means a shipped example, whatever is in the current directory: a path has a
     slash or a suffix. A file named `pi` in /tmp was once read as the site, by root as well.
-
-    Raises:
-        BadInput: none is named, or the named one does not exist.
     """
     chosen = given or os.environ.get("HPCDL_SITE")
     if not chosen:

@@ -248,11 +248,7 @@ def _property(entry: Declaration) -> Schema:
 
 
 def read_file(cls: type, document: Document, version: int | None = None) -> dict[str, Any]:
-    """The written forms that a file gives, checked; keys that it does not have are left out.
-
-    Raises:
-        BadInput: every fault of the file at once, each with its line and a caret.
-    """
+    """The written forms that a file gives, checked; keys that it does not have are left out."""
     values = check_document(document, schema_of(cls, version=version)) or {}
     root = document.root
     given = {key.text for key, _ in getattr(root, "entries", ())}

@@ -87,10 +87,6 @@ def request(
 
     `mode` is `namespaces`, `loopback` or `auto`; `accounting` adds a private MariaDB and slurmdbd.
     `slurm` is a release such as 24.11, from a rootfs of its own, empty for the machine's.
-
-    Raises:
-        BadInput: host list and number of nodes differ, or two partitions describe the same
-            node in different ways.
     """
     if max_nodes is not None and max_nodes < 1:
         raise BadInput(f"a partition needs at least one node, not {max_nodes}")
