@@ -64,11 +64,6 @@ def token_of(directory: Path) -> str:
     return ""
 
 
-def mark_text(token: str) -> str:
-    """The text of a cluster's mark."""
-    return f"An embedded cluster's state; see `hpcdl cluster`.\nidentity: {token}\n"
-
-
 def directory_key(directory: Path) -> str:
     """A text for this very directory: the same path in another root or mount has another.
 

@@ -89,7 +89,7 @@ def _usable(current: ClusterState) -> bool:
     """Whether a cluster can be kept: it was ready once, in this boot, and has its network."""
     if current.phase != "ready" or current.place != identity.place():
         return False
-    return current.mode != NAMESPACES or network.bridge_exists(current.bridge)
+    return current.mode != NAMESPACES or network.exists(current.bridge)
 
 
 def _refuse_change(current: ClusterState, asked: ClusterRequest) -> None:

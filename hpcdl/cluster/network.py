@@ -59,7 +59,7 @@ def plug(bridge: str, nodes: Sequence[tuple[Node, int]]) -> None:
     lines = []
     for node, pid in nodes:
         link = link_name(bridge, node)
-        if _exists(link):  # a killed node's: the kernel takes its time to remove it
+        if exists(link):  # a killed node's: the kernel takes its time to remove it
             run(["ip", "link", "delete", link], check=False)
         # A node's hardware address is the same after every restart, as a real node's is. With a new
         # one, peers would send to the old one until their ARP entry runs out: up to 30 s in which
@@ -93,7 +93,8 @@ def remove_bridge(directory: Path, recorded: str = "") -> None:
 
     A recorded one is removed, too, if a kill left it without an alias.
     """
-    unnamed = recorded and _exists(recorded) and not _alias(recorded)
+    alias = Path(f"/sys/class/net/{recorded}/ifalias")
+    unnamed = exists(recorded) and not alias.read_text().strip()
     for bridge in {*bridges(directory), *([recorded] if unnamed else [])}:
         ports = Path(f"/sys/class/net/{bridge}/brif")
         links = sorted(entry.name for entry in ports.iterdir()) if ports.is_dir() else []
@@ -101,17 +102,9 @@ def remove_bridge(directory: Path, recorded: str = "") -> None:
             run(["ip", "link", "delete", link], check=False)
 
 
-def bridge_exists(bridge: str) -> bool:
-    """Whether a cluster has its bridge."""
-    return bool(bridge) and _exists(bridge)
-
-
-def _exists(link: str) -> bool:
-    return Path(f"/sys/class/net/{link}").exists()
-
-
-def _alias(link: str) -> str:
-    return Path(f"/sys/class/net/{link}/ifalias").read_text().strip()
+def exists(link: str) -> bool:
+    """Whether there is a link of this name: a cluster's bridge, or a node's cable."""
+    return bool(link) and Path(f"/sys/class/net/{link}").exists()
 
 
 @contextmanager

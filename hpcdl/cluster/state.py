@@ -23,6 +23,7 @@ from hpcdl.system.resources import home
 from hpcdl.system.trust import require_no_stranger, require_private
 
 _FILE = "cluster.json"
+_MARKED = "An embedded cluster's state; see `hpcdl cluster`.\n"
 _FRONT = """\
 case ":${{{name}:-}}:" in
   *:{first}:*) ;;
@@ -61,7 +62,7 @@ def claim(directory: Path) -> str:
     """
     clear_leftovers(directory / MARK)
     token = identity.token_of(directory) or secrets.token_hex(6)
-    write_atomic(directory / MARK, identity.mark_text(token))
+    write_atomic(directory / MARK, f"{_MARKED}identity: {token}\n")
     return token
 
 
