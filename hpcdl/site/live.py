@@ -109,11 +109,9 @@ def look() -> LiveCluster:
             hint="some are hidden from those who may not use them (slurm.conf(5), Hidden, "
             "AllowGroups): ask as another user, or as root",
         )
-    limits = client.qos_limits(sorted({part.qos for part in partitions if part.qos}))
-    described = tuple(
-        _limited(describe(part, nodes), part, {one.name: one for one in limits})
-        for part in partitions
-    )
+    names = sorted({part.qos for part in partitions if part.qos})
+    limits = {one.name: one for one in client.qos_limits(names)}
+    described = tuple(describe(part, nodes, limits.get(part.qos)) for part in partitions)
     return LiveCluster(
         name=(config.get("ClusterName", "").split() or ["cluster"])[0],
         version=client.version(),
@@ -139,32 +137,16 @@ def reserved(parts: Sequence[LivePartition], held: Sequence[Reservation]) -> Ite
                 )
 
 
-def _limited(
-    live: LivePartition, record: PartitionRecord, limits: Mapping[str, QosLimits]
-) -> LivePartition:
-    """The partition with what its QOS limits, and the account or QOS that its jobs must name."""
-    own = limits.get(record.qos)
-    words = {"qos": record.allowed_qos, "account": record.allowed_accounts}
-    asks = tuple(f"{key}: {names.replace(',', ' or ')}" for key, names in words.items() if names)
-    live = replace(live, asks=asks)
-    if own is None or not own.shown:
-        return live
-    shorter = own.max_wall and slurm_minutes(own.max_wall) < slurm_minutes(live.max_time)
-    return replace(
-        live,
-        limits=f"its QOS {own.name} has {own.shown}",
-        max_time=own.max_wall if shorter else live.max_time,
-    )
-
-
 def plugins_of(config: Mapping[str, str], key: str) -> tuple[str, ...]:
     """Return the plug-ins of `task/cgroup,task/affinity` that a site file can have. Pure."""
     found = (one.strip().rpartition("/")[2] for one in config.get(key, "").split(","))
     return tuple(one for one in found if one in _PLUGINS[key])
 
 
-def describe(partition: PartitionRecord, nodes: Sequence[NodeRecord]) -> LivePartition:
-    """A partition in the terms of a site file. Pure."""
+def describe(
+    partition: PartitionRecord, nodes: Sequence[NodeRecord], limits: QosLimits | None = None
+) -> LivePartition:
+    """A partition in the terms of a site file, with what its QOS limits. Pure."""
     names = set(expand_hostlist(partition.nodes))
     own = [node for node in nodes if node.name in names or partition.name in node.partitions]
     by_gpus: dict[_Gpus, list[NodeRecord]] = {}
@@ -176,8 +158,14 @@ def describe(partition: PartitionRecord, nodes: Sequence[NodeRecord]) -> LivePar
             by_gpus.setdefault(gpus, []).append(node)
     groups = tuple(_alike(partition, some, gpus) for gpus, some in by_gpus.items())
     whole = groups[0] if groups else _alike(partition, [], (None, 0))
+    words = {"qos": partition.allowed_qos, "account": partition.allowed_accounts}
+    wall = limits.max_wall if limits else ""
+    shorter = wall and slurm_minutes(wall) < slurm_minutes(partition.max_time)
     return replace(
         whole,
+        asks=tuple(f"{key}: {text.replace(',', ' or ')}" for key, text in words.items() if text),
+        limits=f"its QOS {limits.name} has {limits.shown}" if limits and limits.shown else "",
+        max_time=wall if shorter else partition.max_time,
         nodes=partition.node_count or len(own),
         hostlist=partition.nodes,
         foreign=tuple(foreign),

@@ -11,7 +11,6 @@ from hpcdl.results.gpus import model_of_type
 from hpcdl.site import load_site
 from hpcdl.site.live import (
     LiveCluster,
-    _limited,
     compare,
     describe,
     draft,
@@ -354,7 +353,7 @@ def test_the_limits_of_a_partition_s_qos_are_read(tmp_path):
     text = text.replace("QoS=N/A", "QoS=short").replace("AllowQos=ALL", "AllowQos=short,long")
     record = parse.partition(text)
     limits = parse.qos_limits("short|08:00:00||gres/gpu=4|2|")
-    part = _limited(describe(record, nodes()), record, {"short": limits})
+    part = describe(record, nodes(), limits)
     site, _ = loaded(replace(cluster(), partitions=(part,)), tmp_path)
     assert site.partition("p100").max_time == "08:00:00"
     text = (tmp_path / "site.yaml").read_text()
