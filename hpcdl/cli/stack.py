@@ -245,10 +245,6 @@ def _list(args: argparse.Namespace) -> ExitCode:
     "hpcdl stack gc --dry-run",
     option("--keep", "COUNT", "number of last published releases to keep (3)", type=int, default=3),
     option("--unpublished", "remove releases that were never published, too"),
-    option(
-        "--interactive-default",
-        "assume that interactive jobs (salloc, srun) loaded no version by name",
-    ),
     changes=True,
 )
 def _gc(args: argparse.Namespace) -> ExitCode:
@@ -264,7 +260,7 @@ def _gc(args: argparse.Namespace) -> ExitCode:
         )
     collected = collect(
         site,
-        lambda: pinned_by_jobs(site, interactive=not args.interactive_default),
+        lambda: pinned_by_jobs(site),
         keep=args.keep,
         unpublished=args.unpublished,
         dry_run=args.dry_run,
@@ -378,10 +374,6 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", metavar="STACK", help="stack of the site (default: the first)")
     add("--backend", choices=BACKENDS, help="build method (default: the site file's)")
     add("--partition", metavar="NAME", help="the build for this partition's GPUs only")
-    wheels = parser.add_argument_group("from wheels")
-    wheels.add_argument(
-        "--without-horovod", action="store_true", help="for tf.distribute: no compiler is needed"
-    )
 
 
 @command("hpcdl stack build --site embedded", _build_arguments, changes=True)
@@ -389,19 +381,9 @@ def _build_arguments(parser: argparse.ArgumentParser) -> None:
 def _build(args: argparse.Namespace) -> ExitCode:
     """Build an immutable release, from wheels or with Spack: TensorFlow, Horovod, hpcdl."""
     from hpcdl.stack.build import Blocked, plan_stack
-    from hpcdl.stack.resolve import find_request
 
     site = the_site(args)
-    by_spack = (args.backend or find_request(site, args.name).backend) != "wheels"
-    if by_spack and args.without_horovod:
-        raise BadInput("--without-horovod is for stacks from wheels")
-    plans, none = plan_stack(
-        site,
-        args.name,
-        partition=args.partition,
-        backend=args.backend,
-        without_horovod=args.without_horovod,
-    )
+    plans, none = plan_stack(site, args.name, partition=args.partition, backend=args.backend)
     if args.dry_run:
         return _would_build(plans, args, none)
     lacks = [_lack(plan) for plan in plans]

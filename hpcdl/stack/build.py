@@ -298,16 +298,13 @@ def plan_stack(
     *,
     partition: str | None = None,
     backend: str | None = None,
-    without_horovod: bool = False,
 ) -> tuple[tuple[ReleasePlan, ...], tuple[Blocked, ...]]:
     """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
 
-    `partition` asks for its build only; `backend` builds it another way than the site file says,
-    `without_horovod` leaves that out, whatever the site says.
+    `partition` asks for its build only; `backend` builds it another way than the site file says.
     """
     request = find_request(site, name)
-    horovod = request.horovod and not without_horovod
-    request = replace(request, backend=backend or request.backend, horovod=horovod)
+    request = replace(request, backend=backend or request.backend)
     site = replace(site, stacks={**site.stacks, request.name: request})
     groups = Resolver(site).groups(request)
     wanted = [

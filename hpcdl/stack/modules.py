@@ -38,14 +38,13 @@ from hpcdl.system.files import (
     write_json,
 )
 from hpcdl.system.frozen import dataclass
-from hpcdl.system.resources import folder
+from hpcdl.system.resources import folder, templates
 from hpcdl.system.run import run
 from hpcdl.system.text import utc_now
 
 SITE_FILE = "site.yaml"
 """In PREFIX/etc: the site as it was at the last publish."""
 _CACHE = ".lmod"
-_PROFILE = "# For /etc/profile.d: shows everybody the published modules.\n"
 _KERNEL = (
     'unset PYTHONHOME; export MODULEPATH="$1" && . "$2" && module load "$3" && shift 3 && '
     'exec python -m ipykernel_launcher "$@"'
@@ -214,9 +213,7 @@ def write_site_files(site: Site) -> None:
     shown = {"MODULEPATH": str(users_path(site)), "LMOD_RC": str(etc / "lmodrc.lua")}
     files = {
         "lmodrc.lua": f"scDescriptT = {lua([described])}\n",
-        "profile.sh": profile_sh(shown),
-        "profile.csh": profile_csh(shown),
-        "profile.fish": profile_fish(shown),
+        **{f"profile.{shell}": profile(shell, shown) for shell in ("sh", "csh", "fish")},
         SITE_FILE: site.source.read_text(encoding="utf-8"),
     }
     for name, text in files.items():
@@ -225,38 +222,15 @@ def write_site_files(site: Site) -> None:
             write_atomic(path, text)
 
 
-def profile_sh(shown: Mapping[str, str]) -> str:
-    """For bash, zsh and other sh: puts each path behind its variable, once; safe with `set -u`."""
-    return _PROFILE + "".join(
-        f'case ":${{{name}:-}}:" in *:{quoted}:*) ;;\n'
-        f'*) export {name}="${{{name}:+${name}:}}"{quoted} ;; esac\n'
-        for name, path in shown.items()
-        for quoted in (shlex.quote(path),)
-    )
+def profile(shell: str, shown: Mapping[str, str]) -> str:
+    """A profile for `sh`, `csh` or `fish`: puts each path behind its variable, once."""
+    quote = _fish_quoted if shell == "fish" else shlex.quote
+    template = templates("profile", trim_blocks=True).get_template(f"profile.{shell}.j2")
+    return template.render(shown={name: quote(path) for name, path in shown.items()})
 
 
-def profile_csh(shown: Mapping[str, str]) -> str:
-    """The same for csh and tcsh, where an unset variable is an error by itself."""
-    return _PROFILE + "".join(
-        f"if (! $?{name}) setenv {name} ''\n"
-        f'if (":${{{name}}}:" !~ *:{quoted}:*) then\n'
-        f'  if ("${name}" == "") then\n    setenv {name} {quoted}\n'
-        f'  else\n    setenv {name} "${{{name}}}:"{quoted}\n  endif\nendif\n'
-        for name, path in shown.items()
-        for quoted in (shlex.quote(path),)
-    )
-
-
-def profile_fish(shown: Mapping[str, str]) -> str:
-    """The same for fish, whose variables that end in PATH are lists: for /etc/fish/conf.d."""
-    lines = []
-    for name, path in shown.items():
-        text = path.replace("\\", "\\\\").replace("'", "\\'")
-        lines.append(
-            f"contains -- '{text}' (string split : -- \"${name}\")\n"
-            f"or set -gx {name} (string join : -- (string split -n : -- \"${name}\") '{text}')\n"
-        )
-    return _PROFILE.replace("/etc/profile.d", "/etc/fish/conf.d") + "".join(lines)
+def _fish_quoted(path: str) -> str:
+    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from hpcdl import facts
 from hpcdl.site import Site
@@ -49,7 +49,6 @@ AUDIT_LIST, AUDIT_FILE = "audit.txt", "audit.json"
 """The release's packages of PyPI, and pip-audit's answer about them."""
 _PYPI = {"files.pythonhosted.org", "pypi.io", "pypi.org", "pypi.python.org"}
 _SUFFIX = re.compile(r"\.(tar\.\w+|tgz|zip|whl)\Z")
-_TAG = re.compile(r"/(?:archive/refs/tags|archive|releases/download)/([^/]+)")
 _AUDIT_SECONDS = 300
 
 
@@ -147,41 +146,25 @@ def licence_of(words: Sequence[str]) -> Any:
 def purl_of(entry: Mapping[str, str]) -> str:
     """The package URL of a lock's entry: where the package really comes from.
 
-    Wheels, and what Spack built from PyPI's archives, are `pkg:pypi`; what comes from GitHub is
-    `pkg:github` with its tag or commit; anything else is `pkg:generic` with the archive's address
-    and digest. The names are those of the archives, not Spack's (github.com/package-url/purl-spec).
-    Entries from Spack have a `hash`, and `url`, `sha256`, `commit` of their archives.
+    Wheels, and what Spack built from PyPI's archives, are `pkg:pypi`; anything else is
+    `pkg:generic` with the archive's address and digest (github.com/package-url/purl-spec).
+    Entries from Spack have a `hash`, and `url`, `sha256` of their archives.
     """
     from packageurl import PackageURL
 
-    name, version = entry["name"], entry["version"]
+    name, version, url = entry["name"], entry["version"], entry.get("url", "")
     if "hash" not in entry:
         return str(PackageURL("pypi", None, normal_name(name), version))
-    url = entry.get("url", "")
-    host, path = urlsplit(url).hostname, urlsplit(url).path
-    if host in _PYPI:
-        file = _SUFFIX.sub("", path.rpartition("/")[2])
+    if urlsplit(url).hostname in _PYPI:  # named by the archive: Spack has names of its own
+        file = _SUFFIX.sub("", url.rpartition("/")[2])
         project = file.partition(f"-{version}" if f"-{version}" in file else "-")[0]
         return str(PackageURL("pypi", None, normal_name(project), version))
-    known = _on_github(path, entry) if host == "github.com" else None
-    if known:
-        owner, repository, revision = known
-        return str(PackageURL("github", owner.lower(), repository.lower(), revision))
-    digest = f"sha256:{entry['sha256']}" if "sha256" in entry else ""
-    found = {"download_url": url, "checksum": digest if url else ""}
+    digest = f"sha256:{entry['sha256']}" if url and "sha256" in entry else ""
+    # Of a checkout only the commit says which one.
+    checkout = f"git+{url}@{entry['commit']}" if "commit" in entry else ""
+    found = {"vcs_url": checkout, "download_url": "" if checkout else url, "checksum": digest}
     qualifiers = {key: value for key, value in found.items() if value}
     return str(PackageURL("generic", None, name, version, qualifiers))
-
-
-def _on_github(path: str, entry: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """Owner, repository, and the tag or commit; None where the address names none."""
-    parts = path.strip("/").split("/")
-    if len(parts) < 2:
-        return None
-    repository = parts[1].removesuffix(".git")
-    found = _TAG.search(path)
-    revision = entry.get("commit") or (unquote(_SUFFIX.sub("", found.group(1))) if found else "")
-    return (parts[0], repository, revision) if revision else None
 
 
 @dataclass(frozen=True)

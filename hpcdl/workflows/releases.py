@@ -72,13 +72,12 @@ def uses(site: Site) -> tuple[Use, ...]:
         return tuple(use for of_one in found for use in of_one)
 
 
-def pinned_by_jobs(site: Site, *, interactive: bool = True) -> dict[str, str]:
+def pinned_by_jobs(site: Site) -> dict[str, str]:
     """Why each release that queued or running jobs need must stay.
 
     Of a job that loads a version by name, every build of that version stays; of one that runs and
     loads what is current, all that was current since it started; of one that loads nothing, all
-    that was current since it was submitted. An interactive job counts as the latter where
-    `interactive` is False.
+    that was current since it was submitted. An interactive job may have loaded any.
     """
     job_uses = uses(site)
     named: dict[str, list[int]] = {}
@@ -89,7 +88,7 @@ def pinned_by_jobs(site: Site, *, interactive: bool = True) -> dict[str, str]:
     kept: dict[str, str] = {}
     for jobs, why in (
         (
-            [use.job.id for use in job_uses if use.interactive and interactive],
+            [use.job.id for use in job_uses if use.interactive],
             "may have loaded it: interactive (salloc, srun)",
         ),
         (

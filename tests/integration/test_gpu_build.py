@@ -222,8 +222,11 @@ def test_the_guard_names_the_missing_driver_in_a_job(built):
 @pytest.mark.parametrize("built", CASES[:1], indirect=True, ids=["trixie-clang"])
 def test_without_horovod_it_is_built_without_any_compiler_and_loads(built):
     built.root.run("bash", "-c", NO_COMPILERS)
-    options = ("--without-horovod", "--json")
-    made = json.loads(built.root.hpcdl("stack", "build", *options, PATH="/tmp/plain").stdout)
+    text = (built.root.directory / "etc" / "site.yaml").read_text()
+    plain = text.replace("backend: wheels", "backend: wheels, horovod: false")
+    (built.root.directory / "etc" / "plain.yaml").write_text(plain)
+    build = ("stack", "build", "--site", "/etc/plain.yaml", "--json")
+    made = json.loads(built.root.hpcdl(*build, PATH="/tmp/plain").stdout)
     root = Path(built.root.prefix, "releases", made["id"])
     try:
         assert made["built"]

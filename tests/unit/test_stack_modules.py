@@ -14,9 +14,7 @@ from hpcdl.stack.modules import (
     install_kernel,
     lua,
     plan_kernel,
-    profile_csh,
-    profile_fish,
-    profile_sh,
+    profile,
     render_modules,
     write_modules,
 )
@@ -71,21 +69,21 @@ def test_writing_modules_again_changes_nothing_and_the_set_before_stays_for_a_lo
 
 
 @pytest.mark.parametrize(
-    ("shell", "profile", "start"),
+    ("shell", "kind", "start"),
     [
-        *((shell, profile_sh, "set -u; . ") for shell in ("sh", "bash", "zsh")),
-        *((shell, profile_csh, "source ") for shell in ("tcsh", "csh")),
-        ("fish", profile_fish, "source "),
+        *((shell, "sh", "set -u; . ") for shell in ("sh", "bash", "zsh")),
+        *((shell, "csh", "source ") for shell in ("tcsh", "csh")),
+        ("fish", "fish", "source "),
     ],
 )
 @pytest.mark.parametrize("before", ["", "/site/modules", "/site/modules:/more"])
-def test_a_profile_shows_the_modules_once_in_every_shell(tmp_path, shell, profile, start, before):
+def test_a_profile_shows_the_modules_once_in_every_shell(tmp_path, shell, kind, start, before):
     """Twice read, with and without a path before, and where unset variables are errors."""
     if shutil.which(shell) is None:
         pytest.skip(f"there is no {shell}")
     ours = str(tmp_path / "it's a prefix" / "modules")
     file = tmp_path / "profile"
-    file.write_text(profile({"MODULEPATH": ours}))
+    file.write_text(profile(kind, {"MODULEPATH": ours}))
     script = f'{start}{file}; {start}{file}; echo "$MODULEPATH"'
     env = {"PATH": "/usr/bin:/bin", **({"MODULEPATH": before} if before else {})}
     words = ["-f", "-c", script] if shell in {"tcsh", "csh", "zsh"} else ["-c", script]

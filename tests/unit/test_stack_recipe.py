@@ -197,23 +197,23 @@ TO_PYTHON_3_11 = pytest.mark.skipif(
 @TO_PYTHON_3_11
 def test_a_stack_without_partitions_serves_none_that_another_stack_claims(tmp_path):
     site = small_site(tmp_path)
-    ((alone,), _) = plan_stack(site, without_horovod=True)
+    site = with_stack(site, replace(site.stacks["tensorflow"], horovod=False))
+    ((alone,), _) = plan_stack(site)
     assert alone.partitions == ()
     stacks = site.stacks | {"legacy": replace(site.stacks["tensorflow"], name="legacy")}
     partitions = site.partitions | {"k80": replace(site.partitions["k80"], stack="legacy")}
     both = replace(site, stacks=stacks, partitions=partitions)
-    ((beside,), _) = plan_stack(both, "tensorflow", without_horovod=True)
+    ((beside,), _) = plan_stack(both, "tensorflow")
     assert set(beside.partitions) == set(site.partitions) - {"k80"}
 
 
 @TO_PYTHON_3_11
 def test_wheels_for_a_stack_that_names_spack_are_resolved_for_all_its_partitions(tmp_path):
     site = small_site(tmp_path)
-    stack = replace(site.stacks["tensorflow"], variant=None)
+    stack = replace(site.stacks["tensorflow"], variant=None, horovod=False)
     found, wanted = (
-        [(one.partitions, one.release_id) for one in plan_stack(each, **words)[0]]
+        [(one.partitions, one.release_id) for one in plan_stack(each, backend="wheels")[0]]
         for each in (with_stack(site, replace(stack, backend="spack")), with_stack(site, stack))
-        for words in [{"without_horovod": True, "backend": "wheels"}]
     )
     assert found == wanted
     assert {name for names, _ in found for name in names} == set(site.partitions)
