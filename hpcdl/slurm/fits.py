@@ -114,7 +114,8 @@ def _beyond_limits(request: ResourceRequest, limits: PartitionLimits) -> list[Mi
     """Return what the partition itself refuses, whatever its nodes are."""
     reasons: list[Misfit] = []
     name = f"'{limits.name}'"
-    if request.minutes and limits.minutes and request.minutes > limits.minutes:
+    endless = request.minutes == 0
+    if limits.minutes and (endless or (request.minutes or 0) > limits.minutes):
         reasons.append(Misfit(("minutes",), f"{name} allows {walltime(limits.minutes)}"))
     if request.qos and limits.qos is not None and request.qos not in limits.qos:
         allowed = one_of(sorted(limits.qos)) if limits.qos else "none"

@@ -369,6 +369,10 @@ def refused_values(job: Job) -> Iterator[Hit]:
         expected = expects(option, job.release)
         if expected is not None:
             yield at("option-value", option, f"'{option.text[:60]}' is not {expected}")
+    least, most = job.options.minutes_of("time-min"), job.options.minutes
+    shortest = job.options.last("time-min")
+    if shortest and least and most and least > most:
+        yield at("option-value", shortest, "it is more than --time")
 
 
 def expects(option: Option, release: SlurmRelease) -> str | None:

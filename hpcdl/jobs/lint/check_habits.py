@@ -13,6 +13,7 @@ _INDENTED = re.compile(r"[ \t]+#SBATCH[ \t]+-+([\w-]*)", re.A)
 _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
 _ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
 """An array of one task."""
+_SHORT = re.compile(r"sleep \d{1,2}s?\Z", re.A)
 _AT_ONCE = {
     "",
     *names(": [ [[ cd cat date disown echo exit export hostname mkdir printf set test true unset"),
@@ -49,7 +50,8 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
         return
     last, place = work[-1]
     after = [one for one in job.script.commands if one.start > last.start]
-    names = {one.name for one in after if not one.within("inner", "substitution")}
+    own = [one for one in after if not one.within("inner", "substitution")]
+    names = {one.name for one in own if not _SHORT.match(" ".join(w.raw for w in one.words))}
     waits = any(one.name == "wait" and one.within("function") for one in job.script.commands)
     if not waits and names <= _AT_ONCE and not last.within("subshell"):
         yield Hit("background-unawaited", place, len("srun"))

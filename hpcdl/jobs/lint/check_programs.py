@@ -178,7 +178,8 @@ _RUNTIMES = {"apptainer", "singularity", "docker", "podman"}
 def containers_without_gpus(job: Job) -> Iterator[Hit]:
     """A container in a job with GPUs that is not shown any."""
     # AMD's devices are files that containers see anyway.
-    if not job.has_gpus or _NV.search(job.script.text) or AMD.search(job.script.text):
+    raws = (word.raw for one in job.script.commands for word in (*one.assignments, *one.words))
+    if not job.has_gpus or AMD.search(job.script.text) or any(map(_NV.search, raws)):
         return
     for command in job.script.commands:
         for words in job.programs_in(command):

@@ -151,6 +151,10 @@ def lost_statuses(job: Job) -> Iterator[Hit]:
     for step in work:
         if step.piped and not seen:
             yield at("status-lost", step.words[0])
+    last = [word.value for one in commands[-1:] for word in one.words]
+    strict = re.search(r"^\s*set\s+-\w*e|errexit", script.text, re.M)
+    if work and last == ["exit", "0"] and not (commands[-1].scopes or seen or strict):
+        yield at("status-lost", commands[-1].words[0])
     starts = [step.start for step in work if step.background and not _serves(step)]
     careful = any(command.name == "wait" and len(command.words) > 1 for command in commands)
     for command, after in pairwise([*commands, None]):

@@ -147,7 +147,11 @@ class Options:
     @property
     def minutes(self) -> int | None:
         """--time in minutes, rounded up; None where absent, unlimited or malformed."""
-        limit = self.last("time")
+        return self.minutes_of("time")
+
+    def minutes_of(self, name: str) -> int | None:
+        """A time in minutes, rounded up; None where absent, unlimited or malformed."""
+        limit = self.last(name)
         return slurm_minutes(limit.text) if limit and _TIME.fullmatch(limit.text) else None
 
     @property
