@@ -26,7 +26,7 @@ def judge_small(results: study.Results) -> None:
         assert results.complete()
     with results.rule("share", "computing is seen as a phase of its own"):
         assert results.where(gpus=1).share("compute") >= 0.8
-    says = "the model predicts 4 ranks on shared cores from 1 and 2, within 30 % in the median"
+    says = "the model predicts 4 ranks on shared cores from 2, within 30 % in the median"
     with results.rule("model", says):
         assert results.prediction_error() <= 0.3
 
@@ -59,7 +59,7 @@ STUDY = study.Study(
     published=PUBLISHED,
     small=study.Scale(
         shows="The phases are those of CPU ranks. The model is asked about ranks that share the "
-        "cores of one machine: from the steps of one rank and of two, it must say what four give; "
+        "cores of one machine: from a step of two ranks, it must say what four give; "
         "nothing hides there, for the cores that exchange are those that compute. Links between "
         "GPUs and their overlap with computing are not to be seen; for that the model is judged by "
         "published rows (docs/predict.md).",

@@ -30,12 +30,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     add("--gpu-model", metavar="MODEL", help="the GPU, where the partition has several models")
     add(
         "--calibrate",
-        action="append",
-        default=[],
         metavar="RESULT.JSON",
-        help="result of a run on this site to start from, of one GPU or several;"
-        " repeat for more runs; none: published rows"
-        " (default: this site's last run like it)",
+        help="result of a run on this site to start from, of one GPU or several; none: published"
+        " rows (default: this site's last run like it)",
     )
     add(
         "--price",
@@ -66,25 +63,19 @@ def _split_help() -> str:
 def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]:
     """Return the options' request, and the defaults that are used.
 
-    The partition is that of the measured runs where this site has it, unless another is asked for.
+    The partition is that of the measured run where this site has it, unless another is asked for.
     """
     from hpcdl.predict.request import ScalingRequest
     from hpcdl.predict.start import read_result
     from hpcdl.system.declare import typed, values_of
 
     values = values_of(ScalingRequest, typed(ScalingRequest, args))
-    runs = [Path(path) for path in args.calibrate if path != _NONE]
-    site, measured = the_site(args), [read_result(path).partition for path in runs]
-    known = [name for name in measured if name in site.partitions]
-    place = _place(site, args, args.partition or next(iter(known), ""), stated=bool(runs))
-    request = ScalingRequest(
-        place,
-        **values,
-        result=runs[0] if runs else None,
-        repeats=tuple(runs[1:]),
-        plan=_plan(args),
-    )
-    if runs:
+    run = Path(args.calibrate) if args.calibrate not in (None, _NONE) else None
+    site, measured = the_site(args), read_result(run).partition if run else ""
+    known = measured if measured in site.partitions else ""
+    place = _place(site, args, args.partition or known, stated=bool(run))
+    request = ScalingRequest(place, **values, result=run, plan=_plan(args))
+    if run:
         from hpcdl.workflows.expectation import on_shared_cores
 
         return on_shared_cores(request), ()
@@ -190,7 +181,7 @@ def _compared(args: argparse.Namespace) -> list[str]:
     """The partitions to compare; none where `--compare` is not given."""
     if not args.compare:
         return []
-    if any(path != _NONE for path in args.calibrate):
+    if args.calibrate not in (None, _NONE):
         raise BadInput("a run is of one partition", hint="leave out --compare, or --calibrate")
     wanted = ",".join([args.partition or "", *args.compare]).split(",")
     names = [name for name in dict.fromkeys(map(str.strip, wanted)) if name]

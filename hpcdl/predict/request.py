@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -66,10 +65,9 @@ class ScalingRequest:
     no field describes them; where not `ahead`, none is made before its step. `images_per_second`
     is a rate of one GPU.
 
-    `result` is a result.json to start from, `repeats` are more runs of the same training, of as
-    many ranks or of others; `exchanges` are the site's all-reduces, those within a node first.
-    A `plan` splits a transformer; the batch is then a micro-batch. `cores` are those of the one
-    machine that emulates all nodes.
+    `result` is a result.json to start from; `exchanges` are the site's all-reduces, those within a
+    node first. A `plan` splits a transformer; the batch is then a micro-batch.
+    `cores` are those of the one machine that emulates all nodes.
     """
 
     partition: PredictedNodes
@@ -120,15 +118,14 @@ class ScalingRequest:
     ahead: bool = True
     images_per_second: float | None = None
     result: Path | None = None
-    repeats: tuple[Path, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
     plan: ModelSplit | None = None
     cores: int | None = None
 
     @cached_property
-    def runs(self) -> list[MeasuredRun]:
-        """The runs to start from; of the first one, unless another is asked for, is the rest."""
-        return [start.read_result(path) for path in (self.result, *self.repeats) if path]
+    def run(self) -> MeasuredRun | None:
+        """The run to start from: what is not asked for is as in it."""
+        return start.read_result(self.result) if self.result else None
 
     @property
     def reads(self) -> bool:
@@ -259,7 +256,7 @@ def answer(request: ScalingRequest) -> Forecast:
     """
     machine, work, base = prepare(request)
     counts, left_out = _counts(request, machine)
-    images, runs = _images(request, work.net), _measured(request, work)
+    images, measured = _images(request, work.net), _measured(request, work)
     one = predict_step(machine, replace(work, plan=None), base.seconds, 1, 1)
     # One GPU of the old pipeline waits, too: efficiency is then of a GPU that waits for nothing.
     reference = one.seconds if work.feed.ahead else one.compute
@@ -267,7 +264,7 @@ def answer(request: ScalingRequest) -> Forecast:
 
     def point(gpus: int) -> ScalingPoint:
         nodes = max(1, gpus // machine.per_node)
-        ran = start.nearest(runs, gpus, nodes) if gpus > 1 else None
+        ran = measured if gpus > 1 else None
         step = _step(machine, work, base, gpus, nodes, ran)
         each_second = work.images_of(gpus) / step.seconds
         low, high = _bounds(step, work, base, ran)
@@ -296,12 +293,12 @@ def _step(
     nodes: int,
     ran: MeasuredLoss | None,
 ) -> StepTime:
-    """The step of a count of GPUs, its loss stretched by what the nearest runs here lost."""
+    """The step of a count of GPUs, its loss stretched by what the run lost."""
     step = predict_step(machine, work, base.seconds, gpus, nodes)
     if ran is None:
         return step
     if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
-        step = step._replace(compute=min(step.compute, ran.middle))
+        step = step._replace(compute=min(step.compute, ran.seconds))
         return step.losing(ran.loss(step.compute))
     theirs = predict_step(machine, work, base.seconds, ran.ranks, ran.nodes)
     return step.losing(start.stretched(step.loss, ran.loss(theirs.compute), theirs.loss))
@@ -312,7 +309,7 @@ def _bounds(
 ) -> tuple[float, float]:
     """Return factors on the rate: the true rate is between them eight times in ten.
 
-    Beside runs of several GPUs, only what the count adds to or takes from their loss is unsure.
+    Beside a run of several GPUs, only what the count adds to or takes from their loss is unsure.
     """
     if step.gpus == 1 or (work.plan and base.proof != "run"):
         return base.low, base.high
@@ -322,7 +319,7 @@ def _bounds(
         lows, highs = zip(factors(step.loss, kind), (base.low, base.high), strict=True)
         low, high = (math.hypot(*map(math.log, pair)) for pair in (lows, highs))
         return math.exp(-low), math.exp(high)
-    noise = math.exp(-ran.spread)
+    noise = 1 / start.ONE_RUN
     if (ran.ranks, ran.nodes) == (step.gpus, step.nodes):
         return noise, 1 / noise
     low, high = factors(abs(step.loss - ran.loss(step.compute)), kind)
@@ -425,9 +422,8 @@ def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
             hint="leave out --form, and what describes images; zero=3 is FSDP",
         )
     machine = _with_links(request, of_partition(request.partition))
-    for each in request.runs:
-        start.same_machine(each, machine)
-    run = request.runs[0] if request.result else None
+    if run := request.run:
+        start.same_machine(run, machine)
     work = _workload(request, run, machine)
     if run:
         return machine, work, start.from_result(run, work.batch)
@@ -510,15 +506,9 @@ def _images(request: ScalingRequest, net: NetworkSums) -> float:
     return request.images or usual
 
 
-def _measured(request: ScalingRequest, work: Workload) -> Sequence[MeasuredLoss]:
-    """Return the losses of runs of several ranks; a run of another training is refused."""
-    groups: dict[tuple[int, int], list[float]] = {}
-    for run in request.runs if request.result and not request.plan else ():
-        if run.training != request.runs[0].training:
-            raise BadInput(
-                f"{run.origin} and {request.result} are of different trainings",
-                hint="give runs of one model, batch, precision, compression and image size",
-            )
-        if (run.model, run.batch) == (work.net.name, work.batch) and run.ranks > 1:
-            groups.setdefault((run.ranks, run.nodes), []).append(run.step)
-    return [MeasuredLoss(*layout, tuple(seconds)) for layout, seconds in groups.items()]
+def _measured(request: ScalingRequest, work: Workload) -> MeasuredLoss | None:
+    """Return what a run of several ranks lost, where it is of this training."""
+    run = request.run
+    if run is None or request.plan or (run.model, run.batch) != (work.net.name, work.batch):
+        return None
+    return MeasuredLoss(run.ranks, run.nodes, run.step) if run.ranks > 1 else None

@@ -14,8 +14,7 @@ fp16 and bf16 of `hpcdl train` are mixed ones: weights and gradients stay float3
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,10 +36,9 @@ LONGEST_STEP = 86_400.0
 _LONGEST_NAME = 200
 _LARGEST_SIZE = 1_000_000
 _OWN_PHASES = ("compute", "update", "other")
-_SPREAD, _AS_IF = 0.03, 2
-"""What two runs of the same job usually differ by, as a part, and how many runs that is worth."""
-_EIGHT_OF_TEN = NormalDist().inv_cdf(0.9)
-ONE_RUN = math.exp(_EIGHT_OF_TEN * _SPREAD * math.sqrt(2))
+_SPREAD = 0.03
+"""What two runs of the same job usually differ by, as a part."""
+ONE_RUN = math.exp(NormalDist().inv_cdf(0.9) * _SPREAD * math.sqrt(2))
 """The factor by which the next run may differ from a single one, eight times in ten."""
 _LEAST_LOSS = 0.005
 _MOST_STRETCHED = 20.0
@@ -77,11 +75,6 @@ class MeasuredRun:
     def step(self) -> float:
         """Seconds of a step of all ranks, waiting and exchanging with it."""
         return self.ranks * self.batch / self.images_per_second
-
-    @property
-    def training(self) -> tuple[object, ...]:
-        """Return what repeated runs of one training share."""
-        return self.model, self.batch, self.precision, self.compress, self.size
 
 
 def read_result(path: Path) -> MeasuredRun:
@@ -169,45 +162,16 @@ def trained_precision(name: str, compute: str | None, *, compress: bool = False)
     return "tf32" if name == "tf32" or multiplied else "fp32"
 
 
-# ---- runs of several GPUs: what they lost is worth more than any theory ----
-
-
-@dataclass(frozen=True)
-class MeasuredLoss:
-    """Runs of `ranks` on `nodes` nodes: seconds of a step each.
-
-    At their own count they are the prediction; repeats narrow its range.
-    """
+class MeasuredLoss(NamedTuple):
+    """A run of `ranks` on `nodes` nodes, and its step; at its own count it is the prediction."""
 
     ranks: int
     nodes: int
-    seconds: tuple[float, ...]
-
-    @property
-    def middle(self) -> float:
-        """The median step."""
-        return statistics.median(self.seconds)
+    seconds: float
 
     def loss(self, alone: float) -> float:
         """Return the logarithm of the step over one rank's own work (`alone`)."""
-        return max(0.0, math.log(self.middle / alone))
-
-    @property
-    def spread(self) -> float:
-        """By what factor, in logarithms, the next run like these may differ, eight times in ten."""
-        runs = len(self.seconds)
-        own = sum(math.log(one / self.middle) ** 2 for one in self.seconds)
-        variance = (_AS_IF * _SPREAD**2 + own) / (_AS_IF + max(0, runs - 1))
-        return _EIGHT_OF_TEN * math.sqrt(variance * (1 + 1 / runs))
-
-
-def nearest(known: Sequence[MeasuredLoss], ranks: int, nodes: int) -> MeasuredLoss | None:
-    """The runs nearest in ranks, those on one node for one node where there are such."""
-    return min(
-        known,
-        key=lambda one: ((one.nodes > 1) != (nodes > 1), abs(math.log(one.ranks / ranks))),
-        default=None,
-    )
+        return max(0.0, math.log(self.seconds / alone))
 
 
 def stretched(loss: float, there: float, theirs: float) -> float:

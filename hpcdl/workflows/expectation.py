@@ -45,7 +45,6 @@ MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
 _LARGEST_DESCRIPTION = 20_000_000
 _RECENT_JOBS = 30
-_MOST_REPEATS = 5
 _FEWEST_STEPS = 10
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
@@ -146,8 +145,7 @@ def _expectation(
     if proof == "doubtful" and point.step.seconds < _SHORTEST_ESTIMATE:
         return None
     if asked.result:
-        several = f"{1 + len(asked.repeats)} runs, the last one " if asked.repeats else ""
-        source = f"{several}job {asked.result.parent.name}, {source}"
+        source = f"job {asked.result.parent.name}, {source}"
     if asked.exchanges and layout.world_size > 1:
         source += ", links by the site's all-reduce check"
     return Expectation(
@@ -212,16 +210,14 @@ def from_site(
     job: TrainOptions | None = None,
     cpus: int | None = None,
 ) -> ScalingRequest:
-    """The request with the site's last runs like it, and with its all-reduce checks.
+    """The request with the site's last run like it, and with its all-reduce checks.
 
     `place` is its partition in the site file. Of a job its options count, too, and that a rank has
     as many `cpus`.
     """
-    runs = () if asked.plan else last_results(site, place, asked, job, cpus)
     asked = replace(
         asked,
-        result=next(iter(runs), None),
-        repeats=runs[1:],
+        result=None if asked.plan else last_result(site, place, asked, job, cpus),
         exchanges=links_of(site, place, asked),
     )
     return on_shared_cores(asked)
@@ -233,18 +229,18 @@ def on_shared_cores(asked: ScalingRequest) -> ScalingRequest:
     return replace(asked, cores=os.cpu_count()) if shared else asked
 
 
-def last_results(
+def last_result(
     site: Site,
     place: Partition,
     asked: ScalingRequest,
     job: TrainOptions | None = None,
     cpus: int | None = None,
-) -> tuple[Path, ...]:
-    """The results of recent jobs that trained like a request: the newest, and its repeats.
+) -> Path | None:
+    """The result of the newest job that trained like a request.
 
-    Of a job's, which is of one number of ranks, the nearest in ranks come first.
+    Of a job's, which is of one number of ranks, the nearest in ranks comes first.
     """
-    candidates: list[tuple[int, tuple[object, ...], Path]] = []
+    candidates: list[tuple[int, Path]] = []
     for folder in _recent_jobs(site):
         with suppress(*_UNUSABLE):
             record = asked_for(folder)
@@ -259,12 +255,8 @@ def last_results(
             enough = (at(result, "summary", "steps_measured") or 0) >= _FEWEST_STEPS
             if enough and _alike(run, asked, job):
                 far = abs(ranks - int(asked.gpus or ranks)) if job else 0
-                repeat = (run.batch, ranks, run.options.precision, run.options.compress)
-                candidates.append((far, repeat, folder / RESULT.name))
-    if not candidates:
-        return ()
-    _, first, _ = min(candidates, key=lambda one: one[0])
-    return tuple(path for _, repeat, path in candidates if repeat == first)[:_MOST_REPEATS]
+                candidates.append((far, folder / RESULT.name))
+    return min(candidates, key=lambda one: one[0], default=(0, None))[1]
 
 
 def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) -> bool:

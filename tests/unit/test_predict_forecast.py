@@ -375,7 +375,7 @@ def test_the_command_prints_a_table_and_what_to_take(hpcdl):
 
 def test_the_command_starts_from_the_partition_of_the_run(hpcdl, tmp_path):
     run = ("--calibrate", str(a_run(tmp_path)))
-    found = json.loads(hpcdl("predict", "--site", "pi", *run, *run, "--gpus=1-8", "--json").out)
+    found = json.loads(hpcdl("predict", "--site", "pi", *run, "--gpus=1-8", "--json").out)
     assert (found["partition"], found["precision"]) == ("p100", "fp32")
     assert [point["gpus"] for point in found["points"]] == [1, 2, 4, 8]
     assert set(found["choices"]) >= {"fastest", "cheapest", "best_below_loss"}
@@ -413,22 +413,6 @@ def test_a_run_that_lost_much_lowers_every_other_count(p100, tmp_path):
         assert one.images_per_second < 0.7 * two.images_per_second
         assert one.step.seconds == pytest.approx(sum(parts_of(one.step)))
     assert slow.points[1].efficiency == pytest.approx(800 / (8 * 320), rel=0.25)
-
-
-def test_repeated_runs_narrow_the_range_and_those_that_differ_much_widen_it(p100, tmp_path):
-    def again(*rates):
-        run, *more = of_several(tmp_path, *rates)
-        (point,) = answer(ScalingRequest(p100, result=run, repeats=tuple(more), gpus="8")).points
-        return point
-
-    rates = (1600.0, 1604.0, 1598.0, 1601.0)
-    one, two, four = (again(*rates[:count]) for count in (1, 2, 4))
-    assert one.images_per_second == pytest.approx(1600), "the last rate of an identical job"
-    assert one.low < 1600 < one.high < 1.15 * one.low
-    assert one.high / one.low > two.high / two.low > four.high / four.low
-    assert four.high / four.low - 1 < 0.7 * (one.high / one.low - 1)
-    differing = again(1600.0, 1200.0)
-    assert differing.low < 1250 < 1550 < differing.high
 
 
 def test_time_and_money_of_an_epoch_follow_from_the_rate(p100):
@@ -469,16 +453,6 @@ def test_cores_that_slurm_keeps_for_the_system_decode_no_images(p100):
     assert of_partition(kept).cores == 8 < of_partition(p100).cores
     rates = [ask(one, real=True, gpus="4").points[0].step.losses["input"] for one in (kept, p100)]
     assert rates[0] > rates[1]
-
-
-@pytest.mark.parametrize(
-    "change", [{"model": "vgg16"}, {"precision": "bf16"}, {"options": {"image_size": 64}}]
-)
-def test_a_repeat_of_another_training_is_none(p100, tmp_path, change):
-    run, other = of_several(tmp_path, 1600.0, 1600.0)
-    other.write_text(json.dumps({**json.loads(other.read_text()), **change}))
-    with pytest.raises(BadInput, match=r"1\.json and .*0\.json are of different trainings"):
-        answer(ScalingRequest(p100, result=run, repeats=(other,)))
 
 
 def test_input_that_is_as_fast_as_computing_costs_and_slower_input_costs_more():

@@ -1,8 +1,8 @@
 """Predicts, by hpcdl.predict, the cells that are too large here, and those that ran.
 
 Predictions start from the study's own one-rank result of the same series. Ranks that share the
-cores of one machine exchange by these cores, too, at a rate that no site file knows: there the
-result of two ranks is a start as well.
+cores of one machine exchange by these cores, too, at a rate that no site file knows: there they
+start from the result of two ranks.
 """
 
 from __future__ import annotations
@@ -38,17 +38,15 @@ def _series(results: Results, base: CellMeasured) -> Iterator[Predicted]:
     if not is_train(spec.program):
         raise BadInput("the model is of `hpcdl train`, not of another program")
     alike = but(base.values, "gpus", "nodes")
-    own = {one.ranks: one for one in results.measured if but(one.values, "gpus", "nodes") == alike}
+    own = {ran.ranks: ran for ran in results.measured if but(ran.values, "gpus", "nodes") == alike}
     cells = [cell for cell in results.plan.possible if but(cell.named, "gpus", "nodes") == alike]
-    start = [own[ranks] for ranks in (1, 2) if ranks in own and (ranks == 1 or results.shared)]
-    path, *more = (one.cell.results / RESULT.name for one in start)
+    start = own.get(2, base) if results.shared else base
     counts = {*(cell.gpus for cell in cells), *own, *base.cell.jobs.predict}
     request = ScalingRequest(
         results.plan.site.partition(spec.partition),
-        gpus=",".join(map(str, sorted(counts - {one.ranks for one in start}))),
+        gpus=",".join(map(str, sorted(counts - {1, start.ranks}))),
         real=base.cell.data != SYNTHETIC and not results.shared,
-        result=path,
-        repeats=tuple(more),
+        result=start.cell.results / RESULT.name,
         cores=results.cores if results.shared else None,
     )
     for point in answer(request).points:

@@ -164,7 +164,7 @@ def _caption(results: Results) -> str:
     return (
         f"{plan.study.name}, scale {plan.name}, site {plan.site.name}{cores}. Filled markers are "
         "measured: the median step, bars the 5th to 95th percentile of the steps. Hollow markers "
-        "are predicted from the run of one rank, and on shared cores of two; bars: eight times in "
+        "are predicted from the run of one rank, on shared cores of two; bars: eight times in "
         "ten. Grey ones are published by others."
     )
 
