@@ -250,7 +250,7 @@ class Reporter:
         if now - self._rate_at >= 0.5 or step == self._steps:
             self._rate = self._rate_images / max(now - self._rate_at, 1e-9)
             self._rate_at, self._rate_images = now, 0
-        if now - self._line_at >= (LINE_SECONDS):
+        if now - self._line_at >= LINE_SECONDS:
             self._line_at = now
             self._show(step, epoch, loss)
         if now - self._file_at >= 1.0:

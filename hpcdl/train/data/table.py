@@ -63,11 +63,12 @@ def read_table(images: Path, table: Path) -> list[ImageRow]:
     faults = []
     for number, line in enumerate(lines, 1):
         path = images / line[0].strip() if line else images
-        if not line or (number == 1 and not _is_file(path)):
+        there = os.path.isfile(path)  # noqa: PTH113 - what cannot be a name is none
+        if not line or (number == 1 and not there):
             continue
         if len(line) < 2:
             faults.append(f"{table.name}:{number}: no label")
-        elif not _is_file(path):
+        elif not there:
             faults.append(f"{table.name}:{number}: there is no image {path}")
         elif path in rows:
             faults.append(f"{table.name}:{number}: the image of line {rows[path].line} again")
@@ -83,11 +84,6 @@ def read_table(images: Path, table: Path) -> list[ImageRow]:
     if not are_several(found):
         _refuse(table, [f"{table.name}:{r.line}: no label" for r in found if not r.labels])
     return found
-
-
-def _is_file(path: Path) -> bool:
-    # What cannot be a name, such as a line without commas, is none.
-    return os.path.isfile(path)  # noqa: PTH113
 
 
 def _refuse(table: Path, faults: Sequence[str]) -> None:
