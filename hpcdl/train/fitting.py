@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -51,11 +51,11 @@ class Fitting:
     model: Any
     board: Board
     callbacks: list[Any]
-    waited: Any
     probabilities: Callable[[Any], Any]
-    short: bool = False
+    short: bool
+    fused: int
     group: int = 1
-    fused: int = 0
+    waited: Any = field(default_factory=lambda: tf.Variable(0.0, dtype=tf.float64, trainable=False))
 
     @property
     def has_callbacks(self) -> bool:
@@ -220,9 +220,7 @@ def make_fitting(
     keras_parts.check_settings(options, compiled=own)
     alone_xla = options.xla and ranks.size == 1
     board = Board(clocked=not (options.deterministic or alone_xla))
-    callbacks = keras_parts.make_callbacks(
-        options.callback, options.settings, first=ranks.rank == 0
-    )
+    callbacks = keras_parts.make_callbacks(options, first=ranks.rank == 0)
     if own:
         optimizer, losses = _compiled_parts(options, model, source)
         probabilities = tf.identity
@@ -241,7 +239,6 @@ def make_fitting(
     optimizer.build(model.trainable_variables)
     one_hot = source.own and task == "classes" and not own and keras_parts.takes_one_hot(losses)
     _prepare_inputs(model, source, width=source.classes * one_hot)
-    waited = tf.Variable(0.0, dtype=tf.float64, trainable=False)
     return Fitting(
         options,
         numbers,
@@ -251,10 +248,9 @@ def make_fitting(
         model,
         board,
         callbacks,
-        waited,
         probabilities,
         short,
-        fused=fused,
+        fused,
     )
 
 

@@ -341,12 +341,11 @@ def make_metrics(options: TrainOptions, losses: Any) -> list[Any]:
 # ---- callbacks ----
 
 
-def make_callbacks(names: str, settings: Sequence[str], *, first: bool) -> list[Any]:
+def make_callbacks(options: TrainOptions, *, first: bool) -> list[Any]:
     """Return callbacks by name; those that write files only where this is the `first` rank."""
-    given, module = settings_of(settings, "callback"), tf.keras.callbacks
+    given, module = settings_of(options.settings, "callback"), tf.keras.callbacks
     callbacks = []
-    chosen = [name for name in names.split(",") if name]
-    for name in chosen:
+    for name in filter(None, options.callback.split(",")):
         if ":" not in name:
             made = make(module, module.Callback, "--callback", name, _of(name, given))
             if first or type(made).__name__ not in _WRITERS:
