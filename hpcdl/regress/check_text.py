@@ -153,16 +153,18 @@ def gate_text(answer: GateAnswer, *, every: bool = False) -> str:
             lines.append(f"and {count_of(len(rest), 'more cause')} ({findings}); --all lists")
         lines += [f"accepted: {len(answer.accepted)}"] * bool(answer.accepted)
         if answer.ended:
-            names = [name_of(one) for one in answer.ended]
+            names = [*map(name_of, answer.ended)]
             more = [f"{len(names) - 2} more"] * (len(names) > 2)
             lines.append(f"ended, nothing for {ENDED_DAYS} days: {'; '.join([*names[:2], *more])}")
         return "\n".join([answer.headline, *map(_in_width, lines)])
-    rows = [_finding_row(one) for one in (*answer.findings, *answer.warnings)]
-    slept = [[*_finding_row(one), in_a_line(one.accepted)] for one in answer.accepted]
+    rows = [*map(_finding_row, (*answer.findings, *answer.warnings))]
+    slept = [[*_finding_row(it), in_a_line(it.accepted)] for it in answer.accepted]
     lines = [answer.headline, *([table(rows)] if rows else [])]
     lines += ["accepted:", table(slept)] if slept else []
     ended = f"ended, nothing for {ENDED_DAYS} days:"
-    return "\n".join([*lines, *(f"{ended} {in_a_line(name_of(one))}" for one in answer.ended)])
+    return "\n".join(
+        [*lines, *(f"{ended} {in_a_line(name_of(series))}" for series in answer.ended)]
+    )
 
 
 def _in_width(line: str) -> str:

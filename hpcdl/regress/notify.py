@@ -139,13 +139,13 @@ def tell(
         try:
             if addressees["when"] == "always" or notice["new"] or notice["over"]:
                 _send(target, notice, page)
-                before[key] = {one.id: one.name for one in notified_findings(answer)}
+                before[key] = {each.id: each.name for each in notified_findings(answer)}
             failed[index] = ""
         except Exception as fault:  # whatever a library or a server thinks of: the night goes on
             failed[index] = _reason(fault)
 
     # One that hangs is left behind: it ends with this process.
-    threads = [threading.Thread(target=send, args=one, daemon=True) for one in enumerate(targets)]
+    threads = [threading.Thread(target=send, args=row, daemon=True) for row in enumerate(targets)]
     for thread in threads:
         thread.start()
     end = time.monotonic() + SECONDS + 1

@@ -19,7 +19,6 @@ from hpcdl.regress.ci import dashboard
 from hpcdl.regress.formats import as_openmetrics, as_prometheus
 from hpcdl.regress.identity import Series
 from tests.make import METRIC, verdict
-from tests.npm import unpack
 from tests.waiting import wait_for
 
 SERIES = Series("bw", 'size="1"\\,x', "p100", "rate", "foss", "GB/s")
@@ -54,34 +53,6 @@ def test_the_dashboard_asks_for_metrics_that_are_exported():
     asked = set(re.findall(r"hpcdl_\w+", " ".join(expressions())))
     assert asked <= exported
     assert asked >= {"hpcdl_check_gate_open", "hpcdl_check_finding", "hpcdl_check_value"}
-
-
-@pytest.mark.long
-def test_the_dashboard_is_of_grafanas_own_types(tmp_path):
-    """An enumeration's values are written as text."""
-    schema = unpack("@grafana/schema", "13.2.3", tmp_path / "node_modules" / "@grafana")
-    schema.rename(schema.with_name("schema"))
-    compiler = unpack("typescript", "5.9.3", tmp_path) / "bin" / "tsc"
-    (tmp_path / "board.ts").write_text(
-        'import type { Dashboard } from "@grafana/schema";\n'
-        "type Plain<T> = T extends string ? `${T}` : "
-        "T extends object ? { [K in keyof T]: Plain<T[K]> } : T;\n"
-        f"export const board: Plain<Dashboard> = {dashboard()['hpcdl-dashboard.json']};\n"
-    )
-    words = [
-        "node",
-        str(compiler),
-        "--noEmit",
-        "--strict",
-        "--skipLibCheck",
-        "--module",
-        "esnext",
-        "--moduleResolution",
-        "bundler",
-        "board.ts",
-    ]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_promtool_finds_nothing_wrong():

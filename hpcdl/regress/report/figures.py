@@ -103,8 +103,8 @@ def view(
         "levels": _levels(columns["value"], analysis, sum(day < since for day in days)),
         "changes": [_change(change, days, bool(better)) for change in analysis.changes],
     }
-    closes = any(not one.of_last_night and one.kind != WARNING for one in findings)
-    words = {f"{one.kind} {one.description}" for one in findings}
+    lasting = [finding for finding in findings if not finding.of_last_night]
+    words = {f"{finding.kind} {finding.description}" for finding in findings}
     words |= {text for at in measured for text in (at.release, at.driver)} | {*values["node"]}
     return Figure(
         name,
@@ -112,8 +112,8 @@ def view(
         f"{series.check} \N{MIDDLE DOT} {describe_metric(series.metric)}",
         series.place,
         values,
-        tuple(f"{one.kind}: {one.description}" for one in findings if not one.of_last_night),
-        "bad" if closes else "",
+        tuple(f"{finding.kind}: {finding.description}" for finding in lasting),
+        "bad" if any(finding.kind != WARNING for finding in lasting) else "",
         " ".join(sorted(words)),
         series,
     )

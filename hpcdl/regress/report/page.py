@@ -126,17 +126,17 @@ def _sections(
     points: Mapping[Series, list[FigurePoint]], shown: Sequence[Figure], answer: GateAnswer
 ) -> dict[str, Sequence[Figure]]:
     """The figures of each section of the page."""
-    slow = [one for one in (*answer.findings, *answer.warnings) if one.kind == SLOW_NODE]
+    slow = [hit for hit in (*answer.findings, *answer.warnings) if hit.kind == SLOW_NODE]
     maps = [
         figures.nodes_of(
             partition,
-            [_as_rates(one.unit, found) for one, found in points.items() if one[2] == partition],
-            [one.node for one in slow if one.series.partition == partition],
+            [_as_rates(key.unit, rows) for key, rows in points.items() if key[2] == partition],
+            [hit.node for hit in slow if hit.series.partition == partition],
             f"n{index}",
         )
         for index, partition in enumerate(sorted({series.partition for series in points}))
     ]
-    drawn = [one for one in maps if one]
+    drawn = [table for table in maps if table]
     return {"time": shown, "scaling": figures.scaling(shown), "nodes": drawn}
 
 
