@@ -91,7 +91,7 @@ PATHS = [
     (["cluster", "up", "--dry-run", "--site", "./embedded"], {}),
     (["cluster", "up", "--dry-run"], {"HPCDL_SITE": "./embedded"}),
     (["cluster", "env", "--site", "embedded.yaml"], {}),
-    (["doctor", "--role", "login", "--site", "embedded.yaml"], {}),
+    (["doctor", "login", "--site", "embedded.yaml"], {}),
     (["job", "render", "--site", "embedded", "--file", "job"], {}),
     (["job", "submit", "--site", "embedded", "--file", "./job.yaml"], {}),
     (["stack", "adopt", "own", "--site", "embedded", "--dry-run"], {}),
