@@ -69,9 +69,8 @@ def _plan(args: argparse.Namespace) -> ExitCode:
 
     found = plan(the_site(args), args.partition)
     show(args, found, as_text(found))
-    if found["changes"]:
-        return ExitCode.CHANGES
-    return ExitCode.NO if found["blocked"] else ExitCode.OK
+    # Whether this machine can build what is missing (its Pythons, compilers) plays no part.
+    return ExitCode.CHANGES if found["changes"] or found["blocked"] else ExitCode.OK
 
 
 _GATE_ARGUMENTS = (

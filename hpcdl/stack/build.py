@@ -234,8 +234,12 @@ def _build(plan: BuildPlan, own: Path, say: Say) -> Release:
             with new_tree(releases_folder(plan.site) / release_id) as root:
                 made = _fill(plan, root, own, say)
                 expected = plan.expected()
-                lock = (*expected.lock, *([_lock_of_horovod(plan, made)] if made else ()))
-                record_release(replace(expected, created=utc_now(), lock=lock))
+                lock = [*expected.lock]
+                if made is not None:
+                    row = {"name": "horovod", "version": plan.recipe.versions["horovod"]}
+                    row |= {"file": made.name, "sha256": sha256(made), "built": made.parent.name}
+                    lock.append({**row, "compilers": horovod.built_with(made)})
+                record_release(replace(expected, created=utc_now(), lock=tuple(lock)))
     return read_release(plan.site, release_id)
 
 
@@ -268,17 +272,6 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     tree.compile_bytecode(python, packages, store, log)
     tree.open_to_readers(root)
     return made
-
-
-def _lock_of_horovod(plan: BuildPlan, wheel: Path) -> dict[str, str]:
-    return {
-        "name": "horovod",
-        "version": plan.recipe.versions["horovod"],
-        "file": wheel.name,
-        "sha256": sha256(wheel),
-        "built": wheel.parent.name,
-        "compilers": horovod.built_with(wheel),
-    }
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from hpcdl.stack import publish
 from hpcdl.stack.modules import read_history
 from hpcdl.stack.publish import shown_after, sound_releases
 from hpcdl.stack.recipe import new_log
-from hpcdl.stack.release import current_id, release_ids, releases_folder
+from hpcdl.stack.release import current_id, current_release, release_ids, releases_folder
 from hpcdl.stack.spack_backend.spack_build import shared, store
 from hpcdl.stack.spack_backend.tool import Spack, open_spack, read_lock
 from hpcdl.stack.tree import TRASH, build_lock, unfinished
@@ -82,7 +82,9 @@ def collect(
             ]
             if not dry_run and doomed:
                 # First no link leads there any more, then it is removed.
-                publish.refresh_modules(site, without={tree.name for tree in doomed})
+                if (current := current_release(site)) is not None:
+                    gone = {tree.name for tree in doomed}
+                    publish.show_modules(site, current, without=gone)
                 with explain_os_errors(releases_folder(site)):
                     for tree in doomed:
                         shutil.rmtree(tree.with_name(f"{TRASH}{tree.name}"), ignore_errors=True)

@@ -161,7 +161,10 @@ def build_horovod(
                 env = tools.environment()
                 if tools.clang is not None:
                     tree = cuda_tree(recipe.versions["cuda"], python, say)
-                    env |= _clang_environment(tools, tree, recipe.horovod.computes)
+                    codes = [one.replace(".", "") for one in recipe.horovod.computes]
+                    argv = compile_argv(tools.clang.path, tree, tools.cxx.path, codes, "c++14")
+                    # The edits of CMakeLists.txt read them: the tree, and clang's argv.
+                    env |= {"HPCDL_CUDA_TREE": str(tree), "HPCDL_CUDA_COMPILE": shlex.join(argv)}
                 _build(recipe.horovod, environment / "bin", packages, partial, (tools, env), say)
                 with explain_os_errors(partial):
                     write_atomic(partial / _COMPILERS, f"{tools}\n")
@@ -227,14 +230,6 @@ def _nvidia(packages: Path, sources: Path) -> Path:
     for runtime in (wheels / "cuda_runtime" / "lib").glob("libcudart.so.*"):
         (home / "lib" / "libcudart.so").symlink_to(runtime)
     return home
-
-
-def _clang_environment(compilers: Toolchain, tree: Path, computes: Sequence[str]) -> dict[str, str]:
-    """Return variables that the edits of CMakeLists.txt read: the tree, and clang's argv."""
-    assert compilers.clang is not None
-    codes = [one.replace(".", "") for one in computes]
-    argv = compile_argv(compilers.clang.path, tree, compilers.cxx.path, codes, "c++14")
-    return {"HPCDL_CUDA_TREE": str(tree), "HPCDL_CUDA_COMPILE": shlex.join(argv)}
 
 
 def first_complaint(log: Path) -> str:
@@ -526,11 +521,6 @@ def cuda_wheels(cuda: str) -> dict[str, dict[str, str]]:
     return {one.replace(" ", "=="): locked[one] for one in (*wanted, compiles["fatbinary"])}
 
 
-def tree_folder(cuda: str) -> Path:
-    """Where the tree of a CUDA release is, whether or not it is there yet."""
-    return wheels_cache() / f"cuda-{cuda}-{digest(cuda_wheels(cuda), _TRANSLATOR)}"
-
-
 def cuda_tree(cuda: str, python: Interpreter, say: Say) -> Path:
     """The tree of a CUDA release, fetched and laid out now where it is not there.
 
@@ -538,7 +528,7 @@ def cuda_tree(cuda: str, python: Interpreter, say: Say) -> Path:
         CommandFailed: pip failed; its log is named. It refuses a wheel with another digest.
         MissingPrerequisite: no wheels of this CUDA, no space left, or another user may write it.
     """
-    folder = tree_folder(cuda)
+    folder = wheels_cache() / f"cuda-{cuda}-{digest(cuda_wheels(cuda), _TRANSLATOR)}"
     with shared_lock(wheels_cache() / ".cuda.lock", wait_seconds=_FETCH_SECONDS):
         if not folder.is_dir():
             say(f"fetching NVIDIA's wheels of CUDA {cuda} to compile with (about 0.2 GB, once)")

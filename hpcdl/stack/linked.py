@@ -262,7 +262,11 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
     loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
     for path in objects:
         faults += _of_object(inside, path, resolved.get(path, {}), loaded)
-    faults += _not_opened(inside, opened)
+    for name, place in opened.items():
+        if place is None:
+            faults.append(f"TensorFlow does not find {name}, by the module or by its RUNPATH")
+        elif not inside(place):
+            faults.append(f"TensorFlow takes {name} from {place}, not from the release")
     if "nccl" in release.versions and "horovod" in release.versions:
         faults += _other_nccl(packages, opened.get(_NCCL), resolved)
     if release.backend == "wheels" and not faults:
@@ -427,14 +431,6 @@ def _use_rpath(path: Path) -> bool:
             return False
         data[tags[_RUNPATH] : tags[_RUNPATH] + 8] = struct.pack("<q", _RPATH)
     return True
-
-
-def _not_opened(inside: _Inside, opened: Mapping[str, Path | None]) -> Iterator[str]:
-    for name, place in opened.items():
-        if place is None:
-            yield f"TensorFlow does not find {name}, neither by the module nor by its RUNPATH"
-        elif not inside(place):
-            yield f"TensorFlow takes {name} from {place}, not from the release"
 
 
 def _other_nccl(

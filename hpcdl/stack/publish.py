@@ -31,7 +31,6 @@ from hpcdl.stack.release import (
     BrokenRelease,
     Release,
     current_id,
-    current_release,
     read_release,
     release_ids,
 )
@@ -128,7 +127,7 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
         clear_leftovers(release.root / name)
     with switch_lock(site, _WAIT_SECONDS):
         seen = read_history(site)
-        _show_modules(site, release, event)
+        show_modules(site, release, event)
     entries = look(release)
     require_safe_modes(release, entries)
     require_integrity(release, entries)
@@ -136,7 +135,7 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
     refresh_sbom(site, release, say)
     with switch_lock(site, _WAIT_SECONDS):
         if read_history(site) != seen:  # another publish or rollback came between
-            _show_modules(site, release, event)
+            show_modules(site, release, event)
         before, moves = current_id(site), _moves(site, event)
         _switch(site, event, before)
     return PublishResult(before, release.id, proof, moves)
@@ -208,7 +207,7 @@ def verify(site: Site, release_id: str, gate: Gate = verify_here) -> Proof:
     """
     release = read_release(site, release_id)
     with switch_lock(site, _WAIT_SECONDS):
-        _show_modules(site, release, Event("publish", release.id))
+        show_modules(site, release, Event("publish", release.id))
     proof = gate(site, release)
     with shared_lock(publish_lock(site), wait_seconds=_WAIT_SECONDS):
         known = read_proof(release)
@@ -254,7 +253,7 @@ def shown_after(
     return PublishedState((*others, *published), choose(site, published)) if published else None
 
 
-def _show_modules(
+def show_modules(
     site: Site, release: Release, event: Event | None = None, without: Collection[str] = ()
 ) -> None:
     """Write a release's modulefiles as they are to be once `event` has made it current."""
@@ -262,13 +261,6 @@ def _show_modules(
     shown = shown_after(site, events, without=without)
     shown = shown or PublishedState((release,), choose(site, [release]))
     write_modules(release.root, render_modules(site, *shown), lambda made: write_cache(site, made))
-
-
-def refresh_modules(site: Site, without: set[str]) -> None:
-    """Write the current release's modulefiles again as if some releases were gone."""
-    current = current_release(site)
-    if current is not None:
-        _show_modules(site, current, without=without)
 
 
 def sound_releases(site: Site, without: Collection[str] = ()) -> dict[str, Release]:
@@ -377,7 +369,7 @@ def rollback(site: Site, release_id: str | None = None) -> PublishResult:
     """
     with switch_lock(site, SOON_SECONDS):
         planned, event = _plan_rollback(site, release_id)
-        _show_modules(site, read_release(site, planned.after), event)
+        show_modules(site, read_release(site, planned.after), event)
         _switch(site, event, planned.before)
     return planned
 

@@ -22,7 +22,6 @@ from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, known
 from hpcdl.stack.resolve_solution import (
     Resolution,
     Setting,
-    Solution,
     driver_notes,
     fix,
     make_problem,
@@ -284,16 +283,9 @@ class Resolver:
             pins=dict(stack.pins),
             choices=solution.choices,
             problems=(*solution.problems, *wheels),
-            notes=(*solution.notes, *_driver_notes(part, solution), *_own_notes(part, stack)),
+            notes=(*solution.notes, *driver_notes(part.driver, solution), *_own_notes(part, stack)),
             tried=next((row for row in rows if row.holds(values, served)), None),
         )
-
-
-def _driver_notes(part: Partition, solution: Solution) -> tuple[str, ...]:
-    found = {one.component: one for one in solution.choices}
-    if "cuda" not in found:
-        return ()
-    return driver_notes(part.driver, found["cuda"].version, found["tensorflow"].proof)
 
 
 def _own_notes(part: Partition, stack: StackRequest) -> Iterator[str]:

@@ -275,12 +275,13 @@ def _proof(name: str, setting: Setting, values: Mapping[str, str]) -> tuple[str,
     return next(component.proof[key] for key in keys if key in component.proof), component.source
 
 
-def driver_notes(driver: str | None, cuda: str, proof: str) -> tuple[str, ...]:
-    """Return notes on what a partition's driver cannot do with a CUDA release.
-
-    `proof` is TensorFlow's evidence level: without machine code for the GPU it is doubtful.
-    """
-    if proof == "doubtful":
+def driver_notes(driver: str | None, solution: Solution) -> tuple[str, ...]:
+    """Return notes on what a partition's driver cannot do with a CUDA release."""
+    found = {one.component: one for one in solution.choices}
+    if "cuda" not in found:
+        return ()
+    cuda = found["cuda"].version
+    if found["tensorflow"].proof == "doubtful":  # it has no machine code for the GPU
         return (
             "TensorFlow has no machine code for this GPU, only PTX of an older generation, which "
             "the driver must translate: nothing proves that it runs",
@@ -384,38 +385,22 @@ def _head(names: str, resolution: Resolution) -> str:
 
 def _data(resolution: Resolution) -> dict[str, Any]:
     fields = ("partition", "stack", "backend", "wanted", "gpu", "compute", "driver", "proof")
-    rows = []
+    gpu, rows = resolution.gpu, []
     for choice in resolution.choices:
-        limit = choice.limit
-        because = (
-            {"not": limit.newer, "because": _chain_data(limit.chain, resolution.gpu)}
-            if limit
-            else None
-        )
-        rows.append(
-            {
-                "component": choice.component,
-                "version": choice.version,
-                "proof": choice.proof,
-                "source": choice.source,
-                "limit": because,
-            }
-        )
+        row = {name: getattr(choice, name) for name in ("component", "version", "proof", "source")}
+        if (limit := choice.limit) is not None:
+            rules = [_rule_data(one, gpu) for one in limit.chain if one.origin != "choice"]
+            row["limit"] = {"not": limit.newer, "because": rules}
+        rows.append({"limit": None, **row})
     return {
         **{name: getattr(resolution, name) for name in fields},
         "tried": resolution.tried.source if resolution.tried else None,
         "pins": dict(resolution.pins),
         "versions": resolution.versions,
         "components": rows,
-        "problems": [
-            [_rule_data(rule, resolution.gpu) for rule in chain] for chain in resolution.problems
-        ],
+        "problems": [[_rule_data(rule, gpu) for rule in chain] for chain in resolution.problems],
         "notes": list(resolution.notes),
     }
-
-
-def _chain_data(chain: Iterable[Rule], gpu: str | None) -> list[dict[str, Any]]:
-    return [_rule_data(rule, gpu) for rule in chain if rule.origin != "choice"]
 
 
 def _rule_data(rule: Rule, gpu: str | None) -> dict[str, Any]:

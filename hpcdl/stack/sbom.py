@@ -190,7 +190,8 @@ class Advisory:
 
     def as_data(self) -> dict[str, object]:
         """For machines."""
-        waiver = waiver_data(self.waiver) if self.waiver else None
+        answer = asdict(self.waiver) if self.waiver else {}
+        waiver = {key: str(value) for key, value in answer.items()} or None
         return {**vars(self), "state": self.state, "waiver": waiver}
 
     def describe(self) -> str:
@@ -522,8 +523,3 @@ def holds(release: Release, patterns: list[str], versions: list[str] | None = No
         for name, version in inside.items()
         for pattern in patterns
     )
-
-
-def waiver_data(waiver: Waiver) -> dict[str, str]:
-    """A waiver for machines."""
-    return {key: str(value) for key, value in asdict(waiver).items()}

@@ -238,7 +238,7 @@ def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(tmp_pat
     assert not (tmp_path / "p").exists(), "looking makes nothing"
 
     file.write_text(SEVERAL.format(prefix=tmp_path / "p", more=", partitions: [p100]"))
-    assert "something is in the way" in hpcdl(*plan, "--partition", "p100", code=1).out
+    assert "something is in the way" in hpcdl(*plan, "--partition", "p100", code=10).out
     hpcdl(*build, "--dry-run", code=2)  # as the build itself
 
 

@@ -142,7 +142,7 @@ def test_cuda_that_tensorflow_lacks_or_finds_elsewhere_is_named(packages, releas
     library(packages / TENSORFLOW, f"-Wl,-rpath,{other.parent}:$ORIGIN/../nvidia/nccl/lib")
     faults, _ = library_faults(release, loader)
     assert f"TensorFlow takes libcublas.so from {other}, not from the release" in faults
-    lacks = "TensorFlow does not find libcudnn.so, neither by the module nor by its RUNPATH"
+    lacks = "TensorFlow does not find libcudnn.so, by the module or by its RUNPATH"
     assert lacks in faults
     folder = str(packages / "nvidia" / "cudnn" / "lib")
     by_module = replace(release, environment={"LD_LIBRARY_PATH": [folder]})
