@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,7 @@ def forecast_data(found: Sequence[Forecast]) -> dict[str, Any]:
 
 
 def _data(found: Forecast) -> dict[str, Any]:
-    base, choices, work, request = found.calibration, found.choices, found.work, found.request
+    choices, work = found.choices, found.work
     return {
         "schema": 1,
         "partition": found.machine.name,
@@ -202,50 +202,30 @@ def _data(found: Forecast) -> dict[str, Any]:
         "batch_per_gpu": work.batch,
         "precision": work.precision,
         "form": work.form,
-        "plan": work.plan and vars(work.plan),
+        "plan": work.plan and asdict(work.plan),
         "images_per_epoch": found.images,
-        "epochs": request.epochs,
-        "calibration": {
-            "step_seconds": base.seconds,
-            "batch": base.batch,
-            "source": base.source,
-            "proof": base.proof,
-            "low": base.low,
-            "high": base.high,
-        },
-        "links": [link.describe for link in request.exchanges],
+        "epochs": found.request.epochs,
+        "calibration": asdict(found.calibration),
+        "links": [link.describe for link in found.request.exchanges],
         "used": list(found.found),
         "notes": list(found.notes),
-        "memory_gb_per_gpu": work.memory_bytes(found.points[0].gpus) / GIGA,
         "points": [_point_data(found, point) for point in found.points],
-        "choices": {
-            "fastest": choices.fastest and choices.fastest.gpus,
-            "cheapest": choices.cheapest and choices.cheapest.gpus,
-            "best_below_loss": choices.efficient and choices.efficient.gpus,
-            "deadline_hours": request.deadline_hours,
-        },
+        "choices": {name: one and one.gpus for name, one in choices._asdict().items()},
     }
 
 
 def _point_data(found: Forecast, point: ScalingPoint) -> dict[str, Any]:
-    step, epochs = point.step, found.request.epochs
+    step = point.step
     return {
         "gpus": step.gpus,
         "nodes": step.nodes,
         "step_seconds": step.seconds,
         "parts_seconds": {"compute": step.compute, **step.losses},
-        "images_per_second": point.images_per_second,
-        "images_per_second_low": point.low,
-        "images_per_second_high": point.high,
+        **{name: value for name, value in point._asdict().items() if name != "step"},
+        "memory_gb": found.work.memory_bytes(step.gpus) / GIGA,
         "speedup": point.speedup,
-        "efficiency": point.efficiency,
-        "hours": point.seconds / _HOUR,
-        "epoch_hours": point.seconds / _HOUR / epochs,
         "gpu_hours": point.gpu_hours,
-        "gpu_hours_per_epoch": point.gpu_hours / epochs,
         "limit": step.limit,
-        "fits": point.fits,
-        "beyond_partition": point.beyond,
         "cost": found.cost(point),
     }
 
@@ -254,28 +234,23 @@ def _point_data(found: Forecast, point: ScalingPoint) -> dict[str, Any]:
 
 
 def write_plot(found: Sequence[Forecast], path: Path) -> None:
-    """Write the rate and the efficiency over GPUs as SVG."""
+    """Write the rate over GPUs as SVG."""
     from hpcdl.system.chart import Curve, Panel, svg
 
     if path.suffix.lower() != ".svg":
         raise BadInput(f"{path} is no figure that can be written", hint="name it *.svg")
-    rates, gains = [], []
-    for number, one in enumerate(found):
-        points, name = one.points, f"{one.machine.name} ({one.machine.gpu})"
-        curve = Curve(
-            name,
-            [(point.gpus, point.images_per_second) for point in points],
+    curves = [
+        Curve(
+            f"{one.machine.name} ({one.machine.gpu})",
+            [(point.gpus, point.images_per_second) for point in one.points],
             "predicted",
             number,
-            [point.low for point in points],
-            [point.high for point in points],
+            [point.low for point in one.points],
+            [point.high for point in one.points],
         )
-        rates.append(curve)
-        gained = [(point.gpus, 100 * point.efficiency) for point in points]
-        gains.append(replace(curve, points=gained, low=(), high=()))
+        for number, one in enumerate(found)
+    ]
     work, source = found[0].work, found[0].calibration.source
-    panels = (
-        Panel(f"{work.net.name}, {_how(work)}", "GPUs", _unit(work), rates, log_x=2, log_y=10),
-        Panel("efficiency", "GPUs", "%", gains, log_x=2),
-    )
-    write_atomic(path, svg(panels, f"Bars: eight of ten lie within them. One GPU: {source}"))
+    title = f"{work.net.name}, {_how(work)}"
+    panel = Panel(title, "GPUs", _unit(work), curves, log_x=2, log_y=10)
+    write_atomic(path, svg([panel], f"Bars: eight of ten lie within them. One GPU: {source}"))

@@ -378,7 +378,7 @@ def test_the_command_starts_from_the_partition_of_the_run(hpcdl, tmp_path):
     found = json.loads(hpcdl("predict", "--site", "pi", *run, "--gpus=1-8", "--json").out)
     assert (found["partition"], found["precision"]) == ("p100", "fp32")
     assert [point["gpus"] for point in found["points"]] == [1, 2, 4, 8]
-    assert set(found["choices"]) >= {"fastest", "cheapest", "best_below_loss"}
+    assert set(found["choices"]) == {"fastest", "cheapest", "efficient"}
     other = ("predict", "--site", "p100-v100-k80", "--partition", "v100", *run)
     assert "leave --partition out" in hpcdl(*other, code=2).err
 

@@ -110,15 +110,15 @@ def as_data(results: Results) -> dict[str, Any]:
             for gap in results.missing
         ],
         "acceptance": [
-            {"holds": ANSWERS[one.ok], **vars(one)} for one in results.protocol.verdicts
+            {"holds": ANSWERS[rule.ok], **vars(rule)} for rule in results.protocol.verdicts
         ],
         "measured": [*_measured(results)],
         "predicted": [
-            {"values": dict(one.values), **_without(vars(one), "cell"), "error": one.error}
-            for one in results.predicted
+            {"values": dict(cell.values), **_without(vars(cell), "cell"), "error": cell.error}
+            for cell in results.predicted
         ],
         "not_predicted": list(results.not_predicted),
-        "published": [asdict(one) for one in results.plan.study.published],
+        "published": [asdict(group) for group in results.plan.study.published],
     }
 
 
@@ -184,13 +184,13 @@ def _markdown(results: Results, tables: Mapping[str, Sequence[Row]]) -> Iterator
         yield f"**Note:** {results.busy}"
     yield from _section("Missing results", data["missing"])
     yield f"![{study.title}](figure.svg)"
-    yield from _section("Acceptance", [_without(one, "ok", "rule") for one in data["acceptance"]])
+    yield from _section("Acceptance", [_without(row, "ok", "rule") for row in data["acceptance"]])
     for title, rows in tables.items():
         yield from _section(title, rows)
     for key in ("measured", "predicted", "published"):
         yield from _section(key.capitalize(), data[key])
     yield from (f"Not predicted: {gap}" for gap in results.not_predicted)
-    releases = sorted({str(one["release"]) for one in data["measured"]})
+    releases = sorted({str(row["release"]) for row in data["measured"]})
     yield f"Release: {', '.join(releases)}. Written by hpcdl {__version__}."
 
 
