@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -154,20 +153,14 @@ def test_a_change_of_times_is_told_in_times():
 
 
 def test_the_node_with_the_highest_latency_is_the_slow_one():
-    metric = MetricVerdict("half_round_trip", 10.0, "us", high=30.0, better="lower")
-    verdicts = [
-        Verdict(
-            "latency",
-            "",
-            "p100",
-            Status.PASS,
-            job={"nodes": f"p100-0{node}"},
-            metrics=(replace(metric, value=20.0 if node == 3 else 10.0 + 0.01 * node),),
-        )
-        for node in range(1, 6)
-    ]
-    slow = [one for one in name_slow_nodes(verdicts) if one.status is Status.FAIL]
-    assert [one.job["nodes"] for one in slow] == ["p100-03"]
+    def measured(node):
+        value = 20.0 if node == 3 else 10.0 + 0.01 * node
+        metric = MetricVerdict("half_round_trip", value, "us", high=30.0, better="lower")
+        job = {"nodes": f"p100-0{node}"}
+        return Verdict("latency", "", "p100", Status.PASS, job=job, metrics=(metric,))
+
+    named = name_slow_nodes([measured(node) for node in range(1, 6)])
+    assert [one.job["nodes"] for one in named if one.status is Status.FAIL] == ["p100-03"]
 
 
 def test_the_history_tells_the_whole_identity(tmp_path, hpcdl, monkeypatch):
