@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from hpcdl.cli import interactive, request
 from hpcdl.cli.framework import Group, command, option, print_json, show, the_site
 from hpcdl.cli.lint import lint
-from hpcdl.cli.train import train_options
 from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import StatusLine
@@ -171,7 +170,7 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     if args.status and not matrix and (points := sweep.kept_points(folder, spec)):
         return _show_sweep(sweep.run_statuses(folder, points), folder, args)
     if not args.status:  # what was submitted so is shown
-        check_keys(spec, matrix, train_options(spec.program))
+        check_keys(spec, matrix, request.train_options(spec.program))
     points = plan(site, spec, matrix, exclude)
     asked = request_of(spec)
     if not args.status and all(point.problem for point in points):

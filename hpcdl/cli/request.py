@@ -7,20 +7,23 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl.cli.framework import the_site
-from hpcdl.cli.train import check_words, train_options
+from hpcdl import facts
+from hpcdl.cli.framework import Parser, the_site
+from hpcdl.cli.train import train_arguments
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.jobs.environment import looks_secret
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.program import NotHere
 from hpcdl.jobs.script import as_ours
-from hpcdl.jobs.spec import command_of, load_request
+from hpcdl.jobs.spec import command_of, is_train, load_request
 from hpcdl.system.declare import build, configure, entries, merged, typed
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.text import count_of
+from hpcdl.system.resources import cached
+from hpcdl.system.text import count_of, did_you_mean
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -99,7 +102,7 @@ def checked(site: Site, spec: JobSpec, *, queued: bool, module: Module | None = 
     loaded = module or Module(())
     checks: list[Callable[[], object]] = [
         lambda: check_request(site, spec),
-        lambda: check_words(spec.program, queued=queued),
+        lambda: _check_words(spec.program, queued=queued),
         lambda: _check_datasets(site, spec),
         lambda: check_program(Path.cwd(), spec, loaded, queued=queued),
     ]
@@ -188,3 +191,44 @@ def module_of(site: Site, spec: JobSpec, *, published: bool) -> Module:
             file=sys.stderr,
         )
     return module
+
+
+# ---- the arguments of `hpcdl train` ----
+
+
+@cache
+def _parser() -> Parser:
+    parser = Parser(prog="hpcdl train", allow_abbrev=False)
+    train_arguments(parser)
+    parser.add_argument("--json", action="store_true")
+    return parser
+
+
+def train_options(program: Sequence[str]) -> set[str]:
+    """The names of the options of `hpcdl train`; none for another program."""
+    from hpcdl.train.options import OPTIONS
+
+    return {str(one.flag).removeprefix("--") for one in OPTIONS} if is_train(program) else set()
+
+
+def _check_words(program: Sequence[str], *, queued: bool) -> None:
+    """Refuse arguments of `hpcdl train` that it would refuse when the job runs.
+
+    A data set is looked for where the job is queued: a script that is only printed may be for
+    another machine.
+    """
+    if not is_train(program) or len(program) == 2 or {"-h", "--help"} & set(program):
+        return
+    from hpcdl.train.options import SYNTHETIC, from_namespace
+
+    options = from_namespace(_parser().parse_args(program[2:]))
+    models = cached("facts", [facts.path("models")], lambda: facts.load("models"))["models"]
+    if options.model not in models and ":" not in options.model:
+        raise BadInput(f"unknown model '{options.model}'", hint=did_you_mean(options.model, models))
+    data = options.data if queued else ""
+    if data and data != SYNTHETIC and "$" not in data and not Path(data, "dataset.json").is_file():
+        there = Path(data).is_dir()
+        raise BadInput(
+            f"{data} has no dataset.json" if there else f"there is no data set {data}",
+            hint="`hpcdl data make` writes one; `--data synthetic` needs none",
+        )

@@ -14,10 +14,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpcdl.jobs import quote
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.system.safe_read import read_regular
+from hpcdl.system.text import bash_word
 
 NAME = "environment"
 _SECRET = re.compile(
@@ -35,7 +35,7 @@ def looks_secret(name: str) -> bool:
 
 def as_shell(values: Mapping[str, str]) -> bytes:
     """Return the file's content: shell assignments."""
-    lines = (f"export {name}={quote.word(value)}\n" for name, value in values.items())
+    lines = (f"export {name}={bash_word(value)}\n" for name, value in values.items())
     return "".join(lines).encode(errors="surrogateescape")
 
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.jobs import quote
 from hpcdl.jobs.launchers import LAUNCHERS, STARTERS
 from hpcdl.jobs.layout import Layout
 from hpcdl.jobs.spec import JobSpec, is_train
@@ -26,7 +25,7 @@ from hpcdl.slurm.rules import SlurmRelease, known_release, mpi_plugins, span
 from hpcdl.slurm.unwrap import rank_starter
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import cached
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import Expandable, bash_words, did_you_mean
 
 PORTS = "12000-32767"
 """Where tf.distribute's workers listen: below the ephemeral range."""
@@ -187,12 +186,12 @@ def _launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
         return ("srun", *options)
     paths = _mounts(site, spec)
     mounts = ",".join(f"{path}:{path}" for path in paths)
-    expands = any(isinstance(path, quote.Expandable) for path in paths)
+    expands = any(isinstance(path, Expandable) for path in paths)
     return (
         "srun",
         *options,
         f"--container-image={spec.container}",
-        _joined("--container-mounts", quote.Expandable(mounts) if expands else mounts),
+        _joined("--container-mounts", Expandable(mounts) if expands else mounts),
         _joined("--container-workdir", _work_folder(spec)),
     )
 
@@ -224,11 +223,11 @@ def _mounts(site: Site, spec: JobSpec) -> list[str]:
             mounted.append(path)
     scratch = site.partition(spec.partition).scratch
     seen = not scratch or any(Path(scratch.path).is_relative_to(path) for path in mounted)
-    return [*map(str, mounted), *([quote.Expandable(scratch.path)] if scratch and not seen else [])]
+    return [*map(str, mounted), *([Expandable(scratch.path)] if scratch and not seen else [])]
 
 
 def _work_folder(spec: JobSpec) -> str:
-    return str(spec.chdir) if spec.chdir else quote.Expandable("$HPCDL_JOB_DIR")
+    return str(spec.chdir) if spec.chdir else Expandable("$HPCDL_JOB_DIR")
 
 
 def _joined(option: str, value: str) -> str:
@@ -246,18 +245,18 @@ def program_argv(site: Site, spec: JobSpec, waits: bool) -> tuple[str, ...]:
     row, program = LAUNCHERS[spec.launcher], step_command(spec.program or ("hpcdl", "train"))
     rank: tuple[str, ...] = ()
     if waits:
-        rank = ("sh", "-c", quote.Expandable("$HPCDL_RANK"), "rank")
+        rank = ("sh", "-c", Expandable("$HPCDL_RANK"), "rank")
     elif (
         spec.signal_before and not traps(spec) and not is_train(spec.program or ("hpcdl", "train"))
     ):
         rank = ("sh", "-c", 'trap "" USR2; exec "$@"', "rank")
     if row.agent:
-        program = ("sh", "-c", quote.Expandable("$hpcdl_agent"), "agent", *rank, *program)
+        program = ("sh", "-c", Expandable("$hpcdl_agent"), "agent", *rank, *program)
         rank = ()
     if spec.container and site.container != "pyxis":
         program = (*_in_image(site, spec), *program)
     if row.server:
-        program = ("bash", "-c", quote.Expandable("$hpcdl_worker"), "worker", *program)
+        program = ("bash", "-c", Expandable("$hpcdl_worker"), "worker", *program)
     return (*rank, *program)
 
 
@@ -265,7 +264,7 @@ def step_command(program: tuple[str, ...]) -> tuple[str, ...]:
     """The program for launchers: to them a lone argument `:` would start another component."""
     if ":" not in program:
         return program
-    return ("bash", "-c", f"exec {quote.quote_argv(program)}")
+    return ("bash", "-c", f"exec {bash_words(program)}")
 
 
 # ---- releases of Slurm ----

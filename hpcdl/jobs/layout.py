@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcdl.jobs import quote
 from hpcdl.jobs.launchers import LAUNCHERS
 from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec, is_train
 from hpcdl.site import Partition, Site
@@ -19,7 +18,7 @@ from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
-from hpcdl.system.text import count_of, one_of
+from hpcdl.system.text import count_of, one_of, sbatch_value
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def selection(nodes: Partition, count: int) -> tuple[str, ...]:
     own = set(expand_hostlist(nodes.hostlist or ""))
     lists = [fellow.hostlist for fellow, _ in others if fellow.hostlist]
     apart = ",".join(hosts for hosts in lists if not own & set(expand_hostlist(hosts)))
-    return (f"--exclude={quote.directive(apart)}",) if apart else ()
+    return (f"--exclude={sbatch_value(apart)}",) if apart else ()
 
 
 def _all_alike(partition: Partition) -> tuple[str, ...]:
@@ -108,7 +107,7 @@ def _all_alike(partition: Partition) -> tuple[str, ...]:
     if not all(features):
         message = f"nodes of different GPUs of '{partition.name}' would train together"
         raise BadInput(message, hint=ask_for(partition.gpu_groups))
-    return (f"--constraint={quote.directive('[' + '|'.join(filter(None, features)) + ']')}",)
+    return (f"--constraint={sbatch_value('[' + '|'.join(filter(None, features)) + ']')}",)
 
 
 def _own_feature(nodes: Partition) -> str | None:

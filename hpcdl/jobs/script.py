@@ -2,7 +2,7 @@
 
 The template (templates/sbatch/job.sh.j2) is the script; this module only works out its
 values. Reasons ride behind their lines on a separator that no value can contain, because
-`quote.word` writes control characters as escapes.
+`bash_word` writes control characters as escapes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl import __version__
 from hpcdl.facts import load
-from hpcdl.jobs import environment, launch, quote
+from hpcdl.jobs import environment, launch
 from hpcdl.jobs.layout import Layout, plan_on, selection
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec, is_train
 from hpcdl.site import Partition, Site
@@ -28,7 +28,14 @@ from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import cache as cache_folder
 from hpcdl.system.resources import templates
-from hpcdl.system.text import count_of
+from hpcdl.system.text import (
+    Expandable,
+    bash_expandable,
+    bash_word,
+    bash_words,
+    count_of,
+    sbatch_value,
+)
 from hpcdl.system.trust import make_private
 
 if TYPE_CHECKING:
@@ -212,7 +219,7 @@ def _values(
     each = layout.gpus_per_node or layout.tasks_per_node
     kind = "GPU" if layout.gpus_per_node else "rank"
     # Clusters that share a file system have jobs of the same numbers.
-    own_folder = f'{quote.word(str(site.paths.work / "jobs" / spec.name))}-"{_OF_CLUSTER}"'
+    own_folder = f'{bash_word(str(site.paths.work / "jobs" / spec.name))}-"{_OF_CLUSTER}"'
     return {
         "site": site,
         "spec": spec,
@@ -232,7 +239,7 @@ def _values(
         "signal_seconds": warned,
         "grace": warned * 3 // 4 or _GRACE_SECONDS,
         "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
-        "job_dir": quote.word(str(job_dir)) if job_dir else own_folder,
+        "job_dir": bash_word(str(job_dir)) if job_dir else own_folder,
         "foreseen": job_dir is None,
         "traps": launch.traps(spec) or not spec.signal_before,
         "inherited": launch.inherited(slurm, gpus=layout.gpus_per_node > 0),
@@ -284,7 +291,7 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
     named = _has_option(spec.program, "--data")
     data = ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not named else ""
     if array is None:
-        argv = quote.quote_argv(launch.program_argv(site, spec, waits))
+        argv = bash_words(launch.program_argv(site, spec, waits))
         return {"array": None, "program": argv + data}
     wrapper = launch.program_argv(site, replace(spec, program=("x",)), waits)[:-1]
     return {
@@ -294,7 +301,7 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
         "log": _file(str(array.logs), "/%A_%a.log"),
         "job_dir": '"${hpcdl_point[0]}"',
         "values": str(array.arguments.with_suffix(f".{environment.NAME}")),
-        "program": f'{quote.quote_argv(wrapper)} "${{hpcdl_point[@]:1}}"'.lstrip() + data,
+        "program": f'{bash_words(wrapper)} "${{hpcdl_point[@]:1}}"'.lstrip() + data,
     }
 
 
@@ -317,7 +324,7 @@ def _preflight(
     options = [f"--release={module.release}"] if module.release else []
     if scratch:
         option = f"--scratch={scratch}"
-        options += [quote.Expandable(option) if "$" in scratch else option]
+        options += [Expandable(option) if "$" in scratch else option]
     return [*options, *([f"--data={spec.data}"] if spec.data else [])]
 
 
@@ -326,15 +333,15 @@ def _file(path: str, pattern: str = "") -> str:
 
     `pattern` is a tail that sbatch shall expand, such as `/%A_%a.log`.
     """
-    return quote.directive(path.replace("%", "%%") + pattern)
+    return sbatch_value(path.replace("%", "%%") + pattern)
 
 
 @cache
 def _template(name: str) -> jinja2.Template:
     jinja = templates("sbatch", bytecode_cache=_compiled_templates())
-    jinja.filters["word"] = quote.word
-    jinja.filters["words"] = quote.quote_argv
-    jinja.filters["expandable"] = quote.expandable
+    jinja.filters["word"] = bash_word
+    jinja.filters["words"] = bash_words
+    jinja.filters["expandable"] = bash_expandable
     jinja.globals["why"] = lambda reason, rules="": f"{_MARK}{reason}{_MARK}{rules}"
     return jinja.get_template(name)
 
@@ -395,7 +402,7 @@ def directives(asked: Sequence[str], chosen: Sequence[str] = ()) -> tuple[str, .
         if name in lines:
             raise BadInput(f"--sbatch {name} is given twice", hint="give one of them")
         _check(name, value if sign else None)
-        lines[name] = f"--{name}={quote.directive(value)}" if sign else f"--{name}"
+        lines[name] = f"--{name}={sbatch_value(value)}" if sign else f"--{name}"
     return tuple(lines.values())
 
 

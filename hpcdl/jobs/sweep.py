@@ -22,7 +22,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs import environment, quote
+from hpcdl.jobs import environment
 from hpcdl.jobs.launch import step_command
 from hpcdl.jobs.manifest import (
     Manifest,
@@ -43,7 +43,7 @@ from hpcdl.system import files
 from hpcdl.system.declare import changed, check, entries, shape, typed
 from hpcdl.system.errors import BadInput
 from hpcdl.system.signals import undivided
-from hpcdl.system.text import did_you_mean, nearest
+from hpcdl.system.text import bash_words, did_you_mean, nearest
 from hpcdl.system.trust import require_own
 
 MAX_POINTS = 10_000
@@ -162,7 +162,7 @@ def render(
     """
     folder = arguments.parent
     lines = [
-        quote.quote_argv((str(point_folder(folder, point)), *step_command(point.spec.program)))
+        bash_words((str(point_folder(folder, point)), *step_command(point.spec.program)))
         for point in group.points
     ]
     array = ArrayOf(len(group.points), arguments, folder / "logs", running)

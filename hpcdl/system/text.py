@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
-from hpcdl.system.inert import command, in_a_cell, in_a_line, inert, without_commands
+from hpcdl.system.inert import UNSEEN, command, in_a_cell, in_a_line, inert, without_commands
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _MOST_NAMES = 40
@@ -174,3 +175,51 @@ class StatusLine:
         line = in_a_line(self._shown)
         cut = len(line) >= shutil.get_terminal_size().columns
         return command("\r\x1b[K", self._stream) + line if cut else ""
+
+
+# ---- words for bash, byte for byte: plain ones stay readable, unseen signs are `$'...'` ----
+
+_UNSEEN = re.compile(rf"[\t\n]|{UNSEEN.pattern}")
+_PLAIN_DIRECTIVE = re.compile(r"[A-Za-z0-9_./%:=,@+-]+\Z")
+_SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
+
+
+class Expandable(str):
+    """A word in which bash shall replace `$NAME`; every other word arrives as it is."""
+
+    __slots__ = ()
+
+
+def bash_word(text: str) -> str:
+    """`text` as one word of bash that expands to exactly itself, unless it is to be expanded."""
+    if isinstance(text, Expandable):
+        return bash_expandable(text)
+    if not _UNSEEN.search(text):
+        return shlex.quote(text)
+    return f"$'{''.join(map(_escaped, text))}'"
+
+
+def _escaped(character: str) -> str:
+    """A character in `$'...'`: its bytes where it cannot be seen."""
+    if character in _SHORT or not _UNSEEN.match(character):
+        return _SHORT.get(character, character)
+    half = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
+    return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=half))
+
+
+def bash_words(items: Iterable[str]) -> str:
+    """Several words, separated by blanks."""
+    return " ".join(bash_word(item) for item in items)
+
+
+def bash_expandable(text: str) -> str:
+    """`text` as one word in which `$NAME` is replaced, and nothing else is."""
+    escaped = re.sub(r'["\\\\`]', r"\\\g<0>", text)
+    return '"' + re.sub(r"\$(?![A-Za-z_{])", r"\\$", escaped) + '"'
+
+
+def sbatch_value(text: str) -> str:
+    """`text` as the value of a directive: sbatch reads double quotes, and no shell reads it."""
+    if _PLAIN_DIRECTIVE.match(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

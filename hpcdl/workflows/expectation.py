@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +28,8 @@ from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec, is_train
 from hpcdl.jobs.submission import asked as asked_for
 from hpcdl.jobs.submission import index
-from hpcdl.regress.scaling import measured_links
+from hpcdl.regress.references import fingerprint, read_references, site_file
+from hpcdl.regress.scaling import SIZES, SMALL_SIZES, metric_name
 from hpcdl.results.records import EXPECTATION, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from hpcdl.predict.request import ScalingRequest
     from hpcdl.predict.start import Exchange
 
+_CASE = re.compile(r"(?P<strategy>[a-z_]+)-(?P<nodes>[0-9]{1,4})x(?P<local>[0-9]{1,4})")
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
 _LARGEST_DESCRIPTION = 20_000_000
@@ -390,3 +394,42 @@ def steps_of(training: TrainingRun, ranks: int, images: int | None) -> int:
     """Steps of the whole run."""
     per_epoch = images // (training.batch * ranks) if images else 0
     return planned_steps(training.options, facts_of(training.options.model), per_epoch)
+
+
+def measured_links(
+    site: Site, partition: Partition, strategy: str, local: int
+) -> tuple[Exchange, ...]:
+    """Return the site's measurements of links within a node and between nodes.
+
+    Of several numbers of ranks per node, the one nearest to `local` counts. References of
+    another machine that emulated the cluster are none of this one.
+    """
+    known = list(_exchanges(site, partition, strategy))
+    near = [one for one in known if one.nodes == 1]
+    far = [one for one in known if one.nodes > 1]
+    return tuple(
+        min(some, key=lambda one: (abs(one.local - local), one.nodes))
+        for some in (near, far)
+        if some
+    )
+
+
+def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exchange]:
+    from hpcdl.predict.start import Exchange, bus_rate
+
+    path = site_file(site, partition.reference_set)
+    here, sizes = {None, fingerprint()}, {metric_name(size): size for size in SIZES + SMALL_SIZES}
+    rows = [
+        row
+        for row in read_references(path)
+        if (row.check, row.partition) == ("allreduce", partition.label) and row.machine in here
+    ]
+    for case, group in groupby(sorted(rows, key=lambda row: row.case), lambda row: row.case):
+        match = _CASE.fullmatch(case)
+        if not match or match["strategy"] != strategy:
+            continue
+        nodes, local = int(match["nodes"]), int(match["local"])
+        rates = [(sizes[row.metric], row.value) for row in group if row.metric in sizes]
+        rate = bus_rate(rates) if rates else None
+        if nodes * local > 1 and rate:
+            yield Exchange(str(path), nodes, local, rate)

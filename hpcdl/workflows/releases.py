@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
-from hpcdl.jobs.quote import word
 from hpcdl.jobs.submission import release_of
 from hpcdl.regress.result import epoch
 from hpcdl.site import Site
@@ -27,6 +26,7 @@ from hpcdl.stack.modules import given_since, read_history
 from hpcdl.stack.publish import sound_releases
 from hpcdl.stack.release import MODULE, release_ids, releases_folder
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.text import bash_word
 
 _ASKED_AT_ONCE = 8
 _LOAD = re.compile(
@@ -104,7 +104,7 @@ def read_script(site: Site, text: str) -> tuple[tuple[str, ...], tuple[str, ...]
     """The releases that a script names by their directory, and the modules of ours it loads."""
     folders = {str(releases_folder(site)), str(site.paths.prefix.resolve() / "releases")}
     # Scripts have a path with an apostrophe in it only as a word of bash.
-    folders |= {word(folder).removesuffix("'") for folder in folders}
+    folders |= {bash_word(folder).removesuffix("'") for folder in folders}
     path = "|".join(re.escape(folder) for folder in sorted(folders))
     releases = re.findall(rf"(?:{path})/([A-Za-z0-9][A-Za-z0-9._-]*)", text)
     names = [one.strip("'\"") for found in _LOAD.findall(text) for one in found.split()]

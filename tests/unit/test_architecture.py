@@ -103,6 +103,7 @@ def test_nobody_imports_the_training_program_but_the_command_line_its_options():
     into = [(one, other) for one, other in edges() if layer_of(other) in beside]
     assert {edge for edge in into if layer_of(edge[0]) not in beside} == {
         ("hpcdl.cli.train", "hpcdl.train.options"),
+        ("hpcdl.cli.request", "hpcdl.train.options"),
         ("hpcdl.cli.check", "hpcdl.train.options"),
         ("hpcdl.workflows.expectation", "hpcdl.train.options"),
         ("hpcdl.cli.data", "hpcdl.train.data.data_options"),

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.cli.framework import build_parser
-from hpcdl.jobs import quote
 from hpcdl.jobs.script import answers, as_ours, directives
 from hpcdl.jobs.spec import JobSpec, check_spec, command_of, minutes_of
 from hpcdl.slurm.options import known_options
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import bash_word, bash_words
 from tests.unit.conftest import commands
 
 
@@ -138,7 +138,7 @@ SHELLISH = st.text(alphabet="$`\"'\\!*?[]{}()<>|&;#~= \n\t\r\x1b-a")
 
 def through_bash(*words):
     """The words as a program sees them that bash was told to run."""
-    script = f"printf '%s\\0' {quote.quote_argv(words)}\n".encode(errors="surrogateescape")
+    script = f"printf '%s\\0' {bash_words(words)}\n".encode(errors="surrogateescape")
     done = subprocess.run(["bash", "-s"], input=script, capture_output=True, check=True)
     assert done.stderr == b""
     return done.stdout.decode(errors="surrogateescape").split("\0")[:-1]
@@ -203,13 +203,13 @@ def test_awkward_text_arrives_as_it_is(text):
 
 @given(BYTES | TEXT | SHELLISH)
 def test_a_value_never_spans_lines(text):
-    assert "\n" not in quote.word(text)
-    assert "\x1f" not in quote.word(text)
+    assert "\n" not in bash_word(text)
+    assert "\x1f" not in bash_word(text)
 
 
 @pytest.mark.parametrize("text", ["python", "train.py", "--lr=0.1", "/data/a-b_c.d", "a:b,c@d%e+f"])
 def test_plain_words_stay_readable(text):
-    assert quote.word(text) == text
+    assert bash_word(text) == text
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from hpcdl.jobs.quote import expandable
 from hpcdl.jobs.stage import clean, remove_left, stage
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import umask
+from hpcdl.system.text import bash_expandable
 from tests.strangers import as_root, stranger
 
 OLD, NEW = "0" * 16, "f" * 16
@@ -128,6 +128,6 @@ def test_a_directory_that_cannot_be_listed_is_no_empty_one(data, monkeypatch):
 
 
 def test_only_variables_expand_in_a_path_with_variables():
-    text = expandable('/a b/$NAME/`id`/$(id)/"q"/\\x/${NAME}/$')
+    text = bash_expandable('/a b/$NAME/`id`/$(id)/"q"/\\x/${NAME}/$')
     told = subprocess.check_output(["bash", "-c", f"printf %s {text}"], env={"NAME": "v"})
     assert told == b'/a b/v/`id`/$(id)/"q"/\\x/v/$'

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
-from hpcdl.jobs import quote
 from hpcdl.jobs.layout import selection
 from hpcdl.jobs.script import gpu_request
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import CLUSTER, ExecutionProfile
 from hpcdl.system.resources import folder, templates
+from hpcdl.system.text import bash_word
 
 if TYPE_CHECKING:
     import jinja2
@@ -119,7 +119,7 @@ def _cuda(site: Site, partitions: Sequence[str]) -> tuple[CheckEnvironment, ...]
     gpus = [one.label for one in site.by_groups(partitions) if one.gpu]
     if home is None or not gpus:
         return ()
-    path = f"export PATH={quote.word(str(home / 'bin'))}:$PATH"
+    path = f"export PATH={bash_word(str(home / 'bin'))}:$PATH"
     return (
         CheckEnvironment(
             "cuda",
@@ -133,10 +133,10 @@ def _cuda(site: Site, partitions: Sequence[str]) -> tuple[CheckEnvironment, ...]
 
 
 def _prepare(site: Site, module: Module) -> tuple[str, ...]:
-    found = [f"source {quote.word(str(site.paths.lmod_init))}", "module --force purge"]
+    found = [f"source {bash_word(str(site.paths.lmod_init))}", "module --force purge"]
     if module.folder is not None:
-        found.append(f"module use {quote.word(str(module.folder))}")
-    return (*found, *(f"module load {quote.word(name)} || exit 20" for name in module.names))
+        found.append(f"module use {bash_word(str(module.folder))}")
+    return (*found, *(f"module load {bash_word(name)} || exit 20" for name in module.names))
 
 
 def partition_settings(
