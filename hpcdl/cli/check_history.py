@@ -94,8 +94,8 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     """Decide from the history whether a pipeline may continue: exit code 0 or 1."""
     from hpcdl.regress.accept import answer_now
     from hpcdl.regress.check_text import gate_text
-    from hpcdl.regress.ci import last_page
     from hpcdl.regress.notify import read_addressees, tell
+    from hpcdl.regress.run_directory import last_page
 
     if args.notify and (args.partition or args.name):
         raise BadInput(

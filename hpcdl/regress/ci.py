@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from hpcdl.regress.run_directory import reports_directory
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import make_directory, write_atomic
@@ -228,11 +229,6 @@ def _values(site: Site, request: Request) -> dict[str, Any]:
     }
 
 
-def reports_directory(site: Site) -> Path:
-    """Where `check night` keeps what the last one gave: page, verdicts and JUnit of each run."""
-    return site.paths.work / "checks" / "reports"
-
-
 def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = None) -> bool:
     """Run the checks of a night and of every node, or those of a week, write pages, ask the gate.
 
@@ -255,17 +251,6 @@ def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = 
     people = ["--notify", str(notify)] if notify else []
     gate = subprocess.run([*command, "gate", *where, *people], check=False)
     return well and gate.returncode == 0
-
-
-def last_page(site: Site) -> Path | None:
-    """The page that `check night` of this user wrote last, None where there is none."""
-    pages = (reports_directory(site) / f"{name}.html" for name in ("nightly", "weekly"))
-    written = [
-        page
-        for page in pages
-        if page.is_file() and not page.is_symlink() and page.stat().st_uid == os.geteuid()
-    ]
-    return max(written, key=lambda page: page.stat().st_mtime, default=None)
 
 
 def _time(request: Request) -> tuple[int, int]:

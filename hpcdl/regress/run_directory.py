@@ -78,6 +78,22 @@ def runs_directory(site: Site) -> Path:
     return site.paths.work / "checks" / "runs"
 
 
+def reports_directory(site: Site) -> Path:
+    """Where `check night` keeps what the last one gave: page, verdicts and JUnit of each run."""
+    return site.paths.work / "checks" / "reports"
+
+
+def last_page(site: Site) -> Path | None:
+    """The page that `check night` of this user wrote last, None where there is none."""
+    pages = (reports_directory(site) / f"{name}.html" for name in ("nightly", "weekly"))
+    written = [
+        page
+        for page in pages
+        if page.is_file() and not page.is_symlink() and page.stat().st_uid == os.geteuid()
+    ]
+    return max(written, key=lambda page: page.stat().st_mtime, default=None)
+
+
 def began(name: str) -> datetime | None:
     """When a run began, which the name of its directory says; None for another name."""
     with suppress(ValueError):

@@ -22,12 +22,12 @@ from hpcdl.regress.ci import (
     KINDS,
     Request,
     explained,
-    last_page,
     render,
     run_night,
     site_file,
     unit_user,
 )
+from hpcdl.regress.run_directory import last_page
 from hpcdl.system.errors import BadInput
 
 HOSTILE = "/a b'\"$(touch ran)`touch ran`;touch ran;${{ github.token }}%h %% \\n#{{x}}\N{SNOWMAN}"

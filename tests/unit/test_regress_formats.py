@@ -143,7 +143,3 @@ def test_without_a_folder_the_newest_run_is_told(hpcdl):
     latest.mkdir(parents=True)
     keep(latest, *RUN["verdicts"])
     assert "| throughput/mlp | p100 | PASS |" in hpcdl("check", "report", "--site", "embedded").out
-
-
-def test_an_unknown_format_names_the_nearest(hpcdl):
-    assert "did you mean 'junit'?" in hpcdl("check", "report", "--format", "junti", code=2).err

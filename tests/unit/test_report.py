@@ -22,7 +22,6 @@ from hpcdl.regress.report.page import (
     attach,
     directory_of,
     embedded_json,
-    headline,
     night_page,
     read_files,
     rows_of,
@@ -164,8 +163,6 @@ def test_what_needs_a_person_stands_first():
     ]
     found = [row["status"] for row in rows_of(verdicts)]
     assert found == ["ERROR", "FAIL", "STALE", "PASS", "PASS"]
-    assert headline(verdicts) == "3 of 5 checks do not pass"
-    assert headline([]) == "No check ran"
     each = [
         {"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
         for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))
@@ -336,4 +333,4 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     words = ["check", "report", str(tmp_path), "--site", "embedded", "--format", "html"]
     assert main([*words, "--output", str(page)]) == 0
     assert capsys.readouterr().out == ""
-    assert "2 of 40 checks do not pass" in page.read_text()
+    assert "38 of 40 checks pass" in page.read_text()

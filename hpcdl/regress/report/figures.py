@@ -40,10 +40,6 @@ _SLOWER, _SLOW = -0.02, -0.05
 _LAYOUT = re.compile(r"(?:^|-)(\d+)x(\d+)(?=-|$)")
 _RATE = re.compile(r"/s$|per_second|throughput")
 _RECENT, _SPARKS = 14, 30
-_METRIC_WORDS = {
-    "images_per_second": "images per second",
-    "best_images_per_second": "images per second, best window",
-}
 _NONE = Series("", "", "", "")
 Cell = tuple[str, str]
 """A cell of a table: its tone and its text."""
@@ -154,7 +150,7 @@ def spark(figure: Figure) -> str:
 
 def describe_metric(name: str) -> str:
     """A metric's name for people."""
-    return _METRIC_WORDS.get(name, name.replace("_", " "))
+    return name.replace("_", " ")
 
 
 def better_of_points(unit: str, points: Sequence[FigurePoint]) -> str:

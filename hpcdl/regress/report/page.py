@@ -41,6 +41,8 @@ from hpcdl.system.text import duration, plain
 
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "figures.js", "page.js")
 _STYLES = ("uplot/uPlot.min.css", "style.css")
+_JOB_FACTS = {"job": "id", "ended as": "state", "nodes": "nodes", "restarts": "restarts"}
+_JOB_FACTS |= {"waited": "queue_wait_seconds", "ran": "run_seconds"}
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS")
 
 HEAD, TAIL = 8 * 1024, 40 * 1024
@@ -94,7 +96,7 @@ def night_page(
         attention=[*_attention(answer, rows, shown)],
         links={_case(view.series): view.id for view in reversed(shown)},
         sparks={(*_case(view.series), view.series.metric): figures.spark(view) for view in shown},
-        verdicts=headline(run["verdicts"]),
+        verdicts=f"{sum(one['ok'] for one in run['verdicts'])} of {len(rows)} checks pass",
         partitions=sorted({row["partition"] for row in rows} | {one.series.place for one in shown}),
     )
 
@@ -266,17 +268,6 @@ def when(run: str) -> str:
     return at.astimezone().strftime("%Y-%m-%d %H:%M") if at else ""
 
 
-def headline(verdicts: Sequence[Mapping[str, Any]]) -> str:
-    """The night in a sentence."""
-    total, bad = len(verdicts), sum(not verdict["ok"] for verdict in verdicts)
-    if not total:
-        return "No check ran"
-    if total == 1:
-        return "The check does not pass" if bad else "The check passes"
-    does = "does" if bad == 1 else "do"
-    return f"{bad} of {total} checks {does} not pass" if bad else f"All {total} checks pass"
-
-
 def change_text(value: float | None, reference: float | None) -> str:
     """Return how far a value is from its reference, '' if that is unknown."""
     return signed(value / reference - 1) if value is not None and reference else ""
@@ -284,17 +275,13 @@ def change_text(value: float | None, reference: float | None) -> str:
 
 def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
     job: Mapping[str, Any] = verdict.get("job") or {}
-    seconds = [("waited", job.get("queue_wait_seconds")), ("ran", job.get("run_seconds"))]
-    rows = [
-        ("job", job.get("id")),
-        ("ended as", job.get("state")),
-        ("nodes", job.get("nodes")),
-        *((name, duration(value)) for name, value in seconds if value is not None),
-        ("restarts", job.get("restarts")),
-        ("release", verdict.get("release")),
-        ("driver", verdict.get("driver")),
+    facts = {name: job.get(of) for name, of in _JOB_FACTS.items()}
+    facts |= {of: verdict.get(of) for of in ("release", "driver")}
+    return [
+        (name, duration(value) if name in {"waited", "ran"} else str(value))
+        for name, value in facts.items()
+        if value
     ]
-    return [(name, str(value)) for name, value in rows if value]
 
 
 # ---- the scripts and logs that a page carries ----
