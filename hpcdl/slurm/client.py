@@ -281,17 +281,13 @@ def node_details() -> list[str]:
     return _all_records("Node", "-d")
 
 
-def dry_run(*argv: str | Path, seconds: float = _TEST_SECONDS) -> CommandResult:
+def dry_run(*argv: str | Path) -> CommandResult:
     """Return the answer of `sbatch --test-only` to options, and a script: a start, or a refusal.
 
     Nothing is queued.
-
-    Raises:
-        SlurmAway: it does not answer within `seconds`.
-        MissingPrerequisite: there is no sbatch.
     """
     words = [*map(str, argv)]
-    return ask(["sbatch", "--test-only", *words], check=False, seconds=seconds)
+    return ask(["sbatch", "--test-only", *words], check=False, seconds=_TEST_SECONDS)
 
 
 def refusal(answer: CommandResult) -> tuple[str, ...]:

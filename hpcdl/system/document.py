@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.safe_read import MAX_BYTES, read_regular
+from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import count_of
 
 if TYPE_CHECKING:
@@ -147,21 +147,16 @@ def show_fault(document: Document, fault: Fault) -> list[str]:
 
 def read_document(
     path: Path,
-    limit: int = MAX_BYTES,
     *,
     if_empty: str = "",
     require: Callable[[Path, os.stat_result], None] | None = None,
 ) -> Document:
-    """Read and parse a YAML file of at most `limit` bytes; `if_empty` is an empty one's hint.
+    """Read and parse a YAML file; `if_empty` is an empty one's hint.
 
-    `require` may refuse the file, as `read_regular` says.
-
-    Raises:
-        BadInput: it cannot be read, is too large or too deep, is empty, or is not YAML. Duplicate
-            keys, anchors and tags are faults too, but are noted in the document, so that they are
-            shown with all the others.
+    `require` may refuse the file, as `read_regular` says. Duplicate keys, anchors and tags are
+    noted in the document, to be shown with all other faults.
     """
-    return parse_bytes(read_regular(path, limit, require=require), str(path), if_empty)
+    return parse_bytes(read_regular(path, require=require), str(path), if_empty)
 
 
 def parse_bytes(data: bytes, name: str, if_empty: str = "") -> Document:
