@@ -25,7 +25,7 @@ from hpcdl.train.averaging import Board, distribute
 from hpcdl.train.data.source import DataSource, unreadable
 from hpcdl.train.fused import fuse
 from hpcdl.train.models import ModelRecipe, origin, random_states
-from hpcdl.train.options import RunNumbers, TrainOptions
+from hpcdl.train.options import RunNumbers, TrainOptions, settings_of
 from hpcdl.train.ranks import Ranks
 
 _MOST_STEPS = 64
@@ -215,12 +215,11 @@ def make_fitting(
     """Return the model, compiled, with the gradients of all ranks averaged."""
     model = recipe.build()
     keras_parts.check_layers(model, ranks.size)
-    fused = fuse(model) if keras_parts.fuses(options) else 0
-    own = is_compiled(model)
-    keras_parts.check_settings(options, compiled=own)
+    fused = fuse(model) if settings_of(options.settings, "fit").get("fused", True) else 0
+    keras_parts.check_settings(options, compiled=(own := is_compiled(model)))
+    callbacks = keras_parts.make_callbacks(options, first=ranks.rank == 0)
     alone_xla = options.xla and ranks.size == 1
     board = Board(clocked=not (options.deterministic or alone_xla))
-    callbacks = keras_parts.make_callbacks(options, first=ranks.rank == 0)
     if own:
         optimizer, losses = _compiled_parts(options, model, source)
         probabilities = tf.identity
@@ -237,8 +236,10 @@ def make_fitting(
         metrics = keras_parts.make_metrics(options, losses)
         model.compile(optimizer, losses, metrics=metrics, jit_compile=alone_xla)
     optimizer.build(model.trainable_variables)
-    one_hot = source.own and task == "classes" and not own and keras_parts.takes_one_hot(losses)
-    _prepare_inputs(model, source, width=source.classes * one_hot)
+    # Such a loss compares a share for every class.
+    shares = not own and type(losses).__name__.startswith("Categorical")
+    width = source.classes if source.own and task == "classes" and shares else 0
+    _prepare_inputs(model, source, width)
     return Fitting(
         options,
         numbers,
@@ -259,13 +260,10 @@ def _compiled_parts(options: TrainOptions, model: Any, source: DataSource) -> tu
     keras_parts.check_compiled(options)
     optimizer, losses = model.optimizer, model.loss
     keras_parts.require_accumulation(options, optimizer)
-    for loss, spec in zip(tf.nest.flatten(losses), _flat(source.label_spec), strict=False):
+    specs = tf.nest.flatten(source.label_spec)
+    for loss, spec in zip(tf.nest.flatten(losses), specs, strict=False):
         keras_parts.check_labels(loss, spec)
     return optimizer, losses
-
-
-def _flat(specs: Any) -> list[Any]:
-    return list(tf.nest.flatten(specs))
 
 
 def is_compiled(model: Any) -> bool:
@@ -294,7 +292,7 @@ def _set_steps_per_execution(model: Any, steps: int) -> None:
         model.steps_per_execution = steps
 
 
-def _prepare_inputs(model: Any, source: DataSource, *, width: int) -> None:
+def _prepare_inputs(model: Any, source: DataSource, width: int) -> None:
     """Let the steps of the model do on the device what turns a batch into its inputs.
 
     `width`: labels become shares of so many classes; 0: they stay.

@@ -82,11 +82,6 @@ def check_settings(options: TrainOptions, *, compiled: bool) -> None:
             raise BadInput(f"--set fit.{name}: there are fit.class_weight and fit.fused")
 
 
-def fuses(options: TrainOptions) -> bool:
-    """Return whether normalisation of images may be one operation (fused.py)."""
-    return bool(settings_of(options.settings, "fit").get("fused", True))
-
-
 def check_compiled(options: TrainOptions) -> None:
     """Refuse options that a model compiled by its own function decides already."""
     default = TrainOptions()
@@ -263,11 +258,6 @@ def _check_shapes(loss: Any, spec: Any, output: Any, source: DataSource) -> None
             hint="give labels of the outputs' shape (one-hot ones, say), or --loss="
             "sparsecategoricalcrossentropy for numbers of classes",
         )
-
-
-def takes_one_hot(losses: Any) -> bool:
-    """Whether the loss compares a share for every class, so that numbers of classes do not fit."""
-    return type(losses).__name__.startswith("Categorical")
 
 
 def probabilities_of(losses: Any) -> Any:

@@ -12,7 +12,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +36,6 @@ class ModelRecipe:
     classes: int
     precision: str = "fp32"
 
-    def build(self) -> Any:
-        """Return the Keras model for training."""
-        return self._built(self.precision)
-
-    def plain(self) -> Any:
-        """Return the same model in float32."""
-        return self._built("fp32")
-
     @property
     def shape(self) -> Any:
         """The shape of an example as the model takes it, or a structure of shapes."""
@@ -53,8 +45,14 @@ class ModelRecipe:
         """Return a batch of one example of zeros, as the model takes it."""
         return tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape), s.dtype), self.spec)
 
-    def _built(self, precision: str) -> Any:
-        policy = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}.get(precision, "float32")
+    def plain(self) -> Any:
+        """Return the model in float32."""
+        return replace(self, precision="fp32").build()
+
+    def build(self) -> Any:
+        """Return the Keras model for training."""
+        policies = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16"}
+        policy = policies.get(self.precision, "float32")
         before = tf.keras.mixed_precision.global_policy()
         tf.keras.mixed_precision.set_global_policy(policy)
         try:

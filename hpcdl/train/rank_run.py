@@ -11,7 +11,9 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,28 +65,23 @@ _EXITS = {
 _ENDED = ("completed", "missed-target")
 
 
+@dataclass
 class RankRun:
-    """One run of one rank: what is needed to write its result, however it ends."""
+    """One run of one rank: what is needed to write its result, however it ends.
 
-    def __init__(
-        self,
-        options: TrainOptions,
-        place: RankPlace,
-        clock: StartupClock,
-        ranks: Ranks,
-        model: dict[str, Any],
-        signals: StopSignals,
-    ) -> None:
-        self.options = options
-        self.place = place
-        self.clock = clock
-        self.ranks = ranks
-        self.model = model
-        self.signals = signals
-        self.training: TrainingProgress | None = None
-        self.hosts: list[str] = [place.host]
-        self.started = time.time()
-        self.open = ExitStack()
+    `model` is the row of facts/models.yaml.
+    """
+
+    options: TrainOptions
+    place: RankPlace
+    clock: StartupClock
+    ranks: Ranks
+    model: dict[str, Any]
+    signals: StopSignals
+    training: TrainingProgress | None = None
+    hosts: Sequence[str] = ()
+    started: float = field(default_factory=time.time)
+    open: ExitStack = field(default_factory=ExitStack)
 
     def go(self) -> int:
         """Train, score, write the result; returns the exit code."""
@@ -192,7 +189,8 @@ class RankRun:
                 hint="wait for it, or give another --job-dir",
             ) from None
         except MissingPrerequisite as fault:  # a parallel file system may have no locks
-            self._complain(f"{fault.message}: nothing keeps other runs out of {folder}")
+            said = f"{fault.message}: nothing keeps other runs out of {folder}"
+            print(f"rank {self.ranks.rank}: {said}", file=sys.stderr, flush=True)
 
     def _clear(self, fault: BaseException) -> HpcdlError | None:
         if isinstance(fault, HpcdlError):
@@ -204,9 +202,6 @@ class RankRun:
         traceback.clear_frames(fault.__traceback__)
         batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
         return diagnostics.out_of_memory(str(fault), batch)
-
-    def _complain(self, what: str) -> None:
-        print(f"rank {self.ranks.rank}: {what}", file=sys.stderr, flush=True)
 
     def _prepare(self) -> TrainingProgress:
         options, ranks = self.options, self.ranks
@@ -335,7 +330,9 @@ class RankRun:
         result = {
             "outcome": outcome(status, message, code),
             **base_of(self.options, self.clock, self.started),
-            "layout": layout_of(self.place, self.hosts, self.ranks.size, gpu_names()),
+            "layout": layout_of(
+                self.place, self.hosts or [self.place.host], self.ranks.size, gpu_names()
+            ),
             "versions": versions_of(),
             "strategy": self.ranks.name,
             **measured(self.training, self.options, metrics),

@@ -106,12 +106,6 @@ def test_a_run_that_ends_in_no_numbers_fails_and_exports_nothing(runs):
     assert not list((done.folder / "checkpoints").glob("*.ckpt"))
 
 
-def test_making_digits_again_keeps_them(runs, digits):
-    before = {path.name: path.stat().st_mtime_ns for path in digits.iterdir()}
-    runs.data("make", "digits", digits, says="there already")
-    assert {path.name: path.stat().st_mtime_ns for path in digits.iterdir()} == before
-
-
 @pytest.mark.parametrize(
     "words",
     [

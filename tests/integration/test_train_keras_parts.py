@@ -51,12 +51,3 @@ def test_callbacks_are_told_and_end_all_ranks_together(runs):
     assert done.result["steps"]["done"] == 44
     (kept,) = (done.folder / "checkpoints").glob("*.ckpt")
     assert kept.name == "step-000000044.ckpt"
-    runs.learn(
-        "--epochs=2",
-        "--callback=csvlogger",
-        "--set=callback.filename=log.csv",
-        job="two",
-    )
-    lines = (runs.folder / "log.csv").read_text().splitlines()
-    assert len(lines) == 3
-    assert {"loss", "val_loss", "val_accuracy"} < set(lines[0].split(","))

@@ -126,7 +126,7 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
 def _bench(args: argparse.Namespace) -> ExitCode:
     dataset = read_dataset(Path(args.folder).absolute())
     threads = _tensorflow()
-    from hpcdl.train.data.bench import bench
+    from hpcdl.train.data.pipeline import bench
 
     result = bench(dataset, args.batch, args.seconds, threads)
     template = (
