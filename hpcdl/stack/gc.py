@@ -26,8 +26,8 @@ from hpcdl.stack.modules import read_history
 from hpcdl.stack.publish import shown_after, sound_releases
 from hpcdl.stack.recipe import new_log
 from hpcdl.stack.release import current_id, current_release, release_ids, releases_folder
+from hpcdl.stack.spack_backend.environment import Spack, open_spack, read_lock
 from hpcdl.stack.spack_backend.spack_build import shared, store
-from hpcdl.stack.spack_backend.tool import Spack, open_spack, read_lock
 from hpcdl.stack.tree import TRASH, build_lock, unfinished
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, locked, shared_lock, size_of, umask

@@ -6,8 +6,7 @@ import sys
 from functools import partial
 
 from hpcdl.stack.release import read_release, release_ids
-from hpcdl.stack.spack_backend.environment import concretize
-from hpcdl.stack.spack_backend.tool import open_spack
+from hpcdl.stack.spack_backend.environment import concretize, open_spack
 from hpcdl.stack.tree import check_integrity
 from hpcdl.system.resources import cache
 from tests.drill.harness import Drill

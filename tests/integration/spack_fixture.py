@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdl.stack.spack_backend.environment import SpackEnvironment
-from hpcdl.stack.spack_backend.tool import find_spack
+from hpcdl.stack.spack_backend.environment import SpackEnvironment, find_spack
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import cache, folder
 

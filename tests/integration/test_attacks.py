@@ -17,7 +17,7 @@ from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.site import find_site_file, load_site
 from hpcdl.stack.release import current_release, release_for
-from hpcdl.stack.spack_backend.tool import open_spack
+from hpcdl.stack.spack_backend.environment import open_spack
 from hpcdl.stack.verify import in_module, verify_here
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import scratch_directory

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.stack.linked import read_device_code
-from hpcdl.stack.spack_backend.tool import find_spack
+from hpcdl.stack.spack_backend.environment import find_spack
 from hpcdl.system.resources import folder
 from tests.gpu_roots import root_of
 from tests.integration.spack_fixture import PACKAGES, why_not

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.stack.linked import read_device_code
-from hpcdl.stack.spack_backend.tool import find_spack
+from hpcdl.stack.spack_backend.environment import find_spack
 from hpcdl.system.resources import cache
 from tests.gpu_roots import CASES, PYTHON, Case, Root, install_hpcdl, root_of, write_site
 from tests.integration.spack_fixture import BOOTSTRAP, PACKAGES, why_not

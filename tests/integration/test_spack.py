@@ -27,12 +27,12 @@ from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, inventory, p
 from hpcdl.stack.spack_backend.environment import (
     concretize,
     differences,
+    find_spack,
     render,
     render_site,
     write_files,
 )
 from hpcdl.stack.spack_backend.spack_build import BuildCache, build_spack, open_build
-from hpcdl.stack.spack_backend.tool import find_spack
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 from tests.integration.conftest import needs_lmod

@@ -16,9 +16,13 @@ import pytest
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
 from hpcdl.stack.spack_backend.adopt import adopt_installed, inventory, plan_adoption
-from hpcdl.stack.spack_backend.environment import concretize
+from hpcdl.stack.spack_backend.environment import (
+    concretize,
+    lock_holder,
+    open_spack,
+    require_unlocked,
+)
 from hpcdl.stack.spack_backend.spack_build import BuildCache, Folders, PackageFailed, install
-from hpcdl.stack.spack_backend.tool import lock_holder, open_spack, require_unlocked
 from hpcdl.stack.tree import record_release
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
@@ -86,7 +90,8 @@ def test_a_killed_build_goes_on(small, tmp_path):
     program = (
         "import sys; from pathlib import Path; "
         "from hpcdl.stack.spack_backend.spack_build import *; "
-        "from hpcdl.stack.spack_backend.tool import Spack; home, scope, program, file, started = "
+        "from hpcdl.stack.spack_backend.environment import Spack; "
+        "home, scope, program, file, started = "
         "map(Path, sys.argv[1:]); install(Spack(program, '', scope), Folders(home, 'small'), "
         "print, {'SMALL_FILE': str(file), 'SMALL_STARTED': str(started)})"
     )

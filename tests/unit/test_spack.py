@@ -12,13 +12,14 @@ from hpcdl.site import SpackSettings
 from hpcdl.site.model import External
 from hpcdl.stack.resolve_solver import Range
 from hpcdl.stack.spack_backend.environment import (
+    Lock,
     differences,
     files_of,
+    read_lock,
     render,
     render_site,
     write_files,
 )
-from hpcdl.stack.spack_backend.tool import Lock, read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.unit.conftest import environment_for, shipped

@@ -10,7 +10,7 @@ from hpcdl.site import StackRequest
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.spack_backend import adopt
 from hpcdl.stack.spack_backend.adopt import Adoption, plan_adoption
-from hpcdl.stack.spack_backend.tool import Spack, read_lock
+from hpcdl.stack.spack_backend.environment import Spack, read_lock
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.small_release import small_site

@@ -23,9 +23,8 @@ from hpcdl.stack.spack_backend.adopt import (
     own_folder,
     plan_adoption,
 )
-from hpcdl.stack.spack_backend.environment import render
+from hpcdl.stack.spack_backend.environment import Lock, Spack, lock_holder, open_spack, render
 from hpcdl.stack.spack_backend.spack_build import BuildCache, Folders, PackageFailed, install
-from hpcdl.stack.spack_backend.tool import Lock, Spack, lock_holder, open_spack
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.make import plan_build
@@ -214,7 +213,7 @@ def test_a_cache_that_cannot_be_filled_does_not_hide_the_package_that_failed(tmp
         environment=SimpleNamespace(wheels=True),
         adoption=lambda: None,
     )
-    for name in ("open_build", "tool.require_unlocked"):
+    for name in ("open_build", "spacks.require_unlocked"):
         monkeypatch.setattr(f"{spack_build.__name__}.{name}", lambda *_: None)
     failed = PackageFailed("bazel did not build")
     monkeypatch.setattr(spack_build, "install", Mock(side_effect=failed))
@@ -389,7 +388,7 @@ def test_space_is_asked_for_before_the_first_build_from_wheels(tmp_path, monkeyp
     """A later one finds most of its packages in the store."""
     asked = []
     monkeypatch.setattr(spack_build, "require_space", lambda needs, **_: asked.append(needs))
-    monkeypatch.setattr(spack_build.tool, "find_spack", lambda: None)
+    monkeypatch.setattr(spack_build.spacks, "find_spack", lambda: None)
     plan = plan_build(pi(tmp_path, cpus=wheels_stack()), "cpus")
     plan.require_ready()
     assert asked == [{tmp_path / "spack" / "store": 4.0}]

@@ -29,8 +29,8 @@ from hpcdl.stack.recipe import Say, install, new_log, own_digest, own_wheel
 from hpcdl.stack.release import Release, ReleasePlan, read_release
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import serves, wheel_sets
-from hpcdl.stack.spack_backend import tool
-from hpcdl.stack.spack_backend.tool import Lock, Spack, read_lock, release_of
+from hpcdl.stack.spack_backend import environment as spacks
+from hpcdl.stack.spack_backend.environment import Lock, Spack, read_lock, release_of
 from hpcdl.stack.tree import (
     add_startup,
     build_slot,
@@ -85,8 +85,8 @@ class Adoption(ReleasePlan):
             MissingPrerequisite: it is not here.
             BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
         """
-        tool.find_spack()
-        tool.packages_named()
+        spacks.find_spack()
+        spacks.packages_named()
 
     def details(self) -> dict[str, Any]:
         """Return the JSON values that only an adoption has."""
@@ -164,7 +164,7 @@ def _directory(named: str) -> Path:
         return place
     if not place.exists() and "/" not in named:
         with scratch_directory() as scope:
-            spack = tool.open_spack(scope, scope)
+            spack = spacks.open_spack(scope, scope)
             location = spack.run("location", "--env", named, check=False).stdout.strip()
         if location and (Path(location) / "spack.yaml").is_file():
             return Path(location)
@@ -189,8 +189,8 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
     where = plan.lock.environment
     root = where.parents[1] if (where.parents[1] / "spack_repo").is_dir() else where
     with scratch_directory() as scope:
-        spack = tool.open_spack(root, scope)
-        tool.require_unlocked(where)
+        spack = spacks.open_spack(root, scope)
+        spacks.require_unlocked(where)
         return adopt(plan, spack, say)
 
 
@@ -222,7 +222,7 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
         return inventory(spack, environment)
     except CommandFailed as fault:
         cure = "name the Spack that installed it in HPCDL_SPACK_ROOT"
-        if not tool.packages_named():
+        if not spacks.packages_named():
             cure += (
                 ", and where it cannot download its packages a checkout of them "
                 "(github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES"

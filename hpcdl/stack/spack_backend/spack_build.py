@@ -28,11 +28,9 @@ from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.stack.recipe import Say, own_digest, own_wheel
 from hpcdl.stack.release import Release, ReleasePlan, digest, read_release
-from hpcdl.stack.spack_backend import environment as solver
-from hpcdl.stack.spack_backend import tool
+from hpcdl.stack.spack_backend import environment as spacks
 from hpcdl.stack.spack_backend.adopt import Adoption, adopt
-from hpcdl.stack.spack_backend.environment import SpackEnvironment, environment_of
-from hpcdl.stack.spack_backend.tool import Spack
+from hpcdl.stack.spack_backend.environment import Spack, SpackEnvironment, environment_of
 from hpcdl.stack.tree import require_space
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
@@ -72,7 +70,7 @@ class SpackPlan(ReleasePlan):
         texts = {str(path): text for path, text in self.files.items()}
         # `spack` says which Spack wrote it: an install by another one writes it anew.
         solved = {key: part for key, part in json.loads(lock.read_text()).items() if key != "spack"}
-        return digest(texts, solver.shipped_recipes(), solved)
+        return digest(texts, spacks.shipped_recipes(), solved)
 
     @property
     def release_id(self) -> str | None:
@@ -82,7 +80,7 @@ class SpackPlan(ReleasePlan):
     def remaining(self) -> list[str]:
         """Return the steps of a release that does not exist yet."""
         lock = self.lock
-        count = f"{len(tool.read_lock(lock.parent).specs)} " if lock else ""
+        count = f"{len(spacks.read_lock(lock.parent).specs)} " if lock else ""
         return [
             self.environment.why,
             *(f"write {path}" for path in self.files),
@@ -99,8 +97,8 @@ class SpackPlan(ReleasePlan):
             MissingPrerequisite: one of them is missing.
             BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
         """
-        tool.find_spack()
-        tool.packages_named()
+        spacks.find_spack()
+        spacks.packages_named()
         table = facts.load("spack")
         missing = [name for name in table["commands"]["needed"] if shutil.which(name) is None]
         if missing:
@@ -124,7 +122,7 @@ class SpackPlan(ReleasePlan):
 
     def adoption(self) -> Adoption:
         """The end of it: the release of the environment, once that is installed."""
-        lock = tool.read_lock(self.folders.environment)
+        lock = spacks.read_lock(self.folders.environment)
         return Adoption(self.site, self.request, self.partitions, lock, self.own)
 
     def expected(self) -> Release:
@@ -132,7 +130,7 @@ class SpackPlan(ReleasePlan):
         if self.lock:
             return self.adoption().expected()
         wanted = self.environment
-        return tool.release_of(
+        return spacks.release_of(
             self,
             f"{self.request.name}-{wanted.versions['tensorflow']}",
             wanted.versions,
@@ -181,7 +179,7 @@ def plan_spack(
         target = site.partition(names[0]).target
         wanted = replace(wanted, name=f"{request.name}-{wanted.variant}-{target}")
     place = shared(site) / wanted.name
-    files = solver.files_of(site, wanted, place, names[0])
+    files = spacks.files_of(site, wanted, place, names[0])
     return SpackPlan(site, request, served, wanted, place, files, own_digest())
 
 
@@ -205,7 +203,7 @@ def build_spack(plan: SpackPlan, say: Say, show: Show) -> Release:
 def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show) -> Release:
     where = plan.folders
     spack = open_build(plan, cache)
-    tool.require_unlocked(where.environment)
+    spacks.require_unlocked(where.environment)
     cache.require_key(spack)
     if plan.lock is None:
         _solve(plan, say)
@@ -235,15 +233,15 @@ def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
         f"  source_cache: '{shared(plan.site) / 'downloads'}'\n"
     )
     settings = {"config.yaml": config, **cache.settings()}
-    spack = tool.open_spack(plan.folder, where.build / "scope", settings)
+    spack = spacks.open_spack(plan.folder, where.build / "scope", settings)
     site = {"HPCDL_SPACK_SITE": str(plan.folder / "site.yaml")}
     return replace(spack, env={**spack.env, **site})
 
 
 def _solve(plan: SpackPlan, say: Say) -> None:
-    solver.write_files(plan.folder, plan.files)
-    lock = solver.concretize(plan.folder, plan.environment, say)
-    if differ := solver.differences(plan.environment, lock):
+    spacks.write_files(plan.folder, plan.files)
+    lock = spacks.concretize(plan.folder, plan.environment, say)
+    if differ := spacks.differences(plan.environment, lock):
         raise CheckFailed(
             f"Spack solved '{plan.environment.name}' with other versions than the resolution",
             details=differ,
