@@ -23,7 +23,7 @@ from hpcdl.site import Site
 from hpcdl.system import files
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import home
-from hpcdl.system.trust import require_no_stranger, user_of
+from hpcdl.system.trust import require_no_stranger
 
 SCHEMA = 4
 VARIABLE = "HPCDL_HISTORY"
@@ -348,7 +348,11 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPrerequisite:
     text = str(fault)
     if "locked" in text:
-        return _busy(path)
+        holder = files.lock_holder(path) or "unknown"
+        return files.LockBusy(
+            f"the history {path} was in use for {_WAIT_SECONDS:.0f} s, by pid {holder}",
+            hint="nothing was added; run the same command again when it has ended",
+        )
     if isinstance(fault, sqlite3.OperationalError) and "malformed" not in text:
         return MissingPrerequisite(
             f"the history {path} cannot be used: {text}",
@@ -358,19 +362,6 @@ def _explained(path: Path, fault: sqlite3.DatabaseError) -> BadInput | MissingPr
     return BadInput(
         f"the history {path} is damaged: {text}",
         hint="move it away; `hpcdl check history import` takes the runs' verdicts.json again",
-    )
-
-
-def _busy(path: Path) -> files.LockBusy:
-    holder = files.lock_holder(path) or 0
-    who = "another process"
-    with suppress(OSError):
-        user = user_of(Path(f"/proc/{holder}").stat().st_uid)
-        command = Path(f"/proc/{holder}/comm").read_text(errors="replace").strip()
-        who = f"pid {holder} of {user} ({command})"
-    return files.LockBusy(
-        f"the history {path} was in use for {_WAIT_SECONDS:.0f} s, by {who}",
-        hint="nothing was added; wait until it ends, or end it, then run the same command again",
     )
 
 

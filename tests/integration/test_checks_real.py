@@ -1,13 +1,11 @@
 """The shipped checks on the real Slurm with the real release: what they measure, what they name."""
 
-import shutil
 import subprocess
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import pytest
 
-from hpcdl.jobs import Module
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
@@ -94,42 +92,6 @@ def test_every_nightly_check_works_on_two_emulated_nodes(site):
         "throughput",
         "users_job",
     }
-
-
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_a_release_that_halves_throughput_fails_and_is_named(site, release, tmp_path):
-    modules = {"p100": Module((release.module,), release.modules, release.id)}
-    request = CheckRequest(partitions=("p100",), names=(ONE_RANK,), repeat=3)
-    assert measure(site, modules, request)[0]
-    tonight = datetime.now(timezone.utc)
-    good = run_checks(site, modules, replace(request, repeat=1))
-    assert good.ok, told(good)
-    worse = {"p100": slower(release, tmp_path)}
-    bad = run_checks(site, worse, replace(request, repeat=1))
-    with open_history(tmp_path / "history.sqlite") as history:
-        history.add(of_outcome(good, tonight - timedelta(days=1)))
-        history.add(of_outcome(bad, tonight))
-        answer = ask(history, now=datetime.now(timezone.utc))
-    assert [verdict.status for verdict in bad.verdicts] == [Status.FAIL], told(bad)
-    assert f"release {release.id} -> slower" in bad.verdicts[0].reason
-    assert not answer.open
-    assert any("-> slower" in finding.description for finding in answer.findings), answer
-
-
-def slower(release, folder):
-    """A release like another one, whose training takes 4 ms more for every step."""
-    root = folder / "slower"
-    shutil.copytree(release.root, root, symlinks=True)
-    for path in root.rglob("hpcdl/train/options.py"):
-        path.write_text(path.read_text().replace("delay_ms: float = 0.0", "delay_ms: float = 4.0"))
-        for compiled in (path.parent / "__pycache__").glob("options.*"):
-            compiled.unlink()
-    for path in [*root.rglob("*.lua"), *root.glob("stack/bin/*")]:
-        if path.is_file() and not path.is_symlink():
-            text = path.read_bytes().replace(str(release.root).encode(), str(root).encode())
-            path.write_bytes(text.replace(release.id.encode(), b"slower"))
-    return Module((release.module,), root / "modules", "slower")
 
 
 @pytest.mark.long
