@@ -29,7 +29,7 @@ point release (22.05) means the newest of its series.
 
 Only errors change the exit code. Advice is counted in one line and printed by `--advice`. A
 directory stands for the batch scripts below it, `-` for standard input; what is no script is
-refused with status 2. `--explain RULE` prints one rule, `--sarif` what code hosts show beside the
+refused with status 2. `--sarif` prints what code hosts show beside the
 lines.
 
 A value that is still to be filled in (`<project>`, `@nodes@`, `your.name`) is a note and mutes

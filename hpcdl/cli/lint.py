@@ -22,19 +22,14 @@ if TYPE_CHECKING:
     ),
     option("--slurm-version", "X.Y", "Slurm release to check for (default: the site's)"),
     option("--live", "ask the Slurm on PATH what it has and allows, and sbatch what it refuses"),
-    option("--explain", "RULE", "print a rule and its source"),
     option("--advice", "print advice, too: what depends on the site or the program"),
     option("--sarif", "print SARIF, for code scanners"),
     rest="more files",
 )
 def lint(args: argparse.Namespace) -> ExitCode:
     """Check any sbatch script against the rules of a Slurm release; exit 1 on errors."""
-    from hpcdl.jobs.lint import explain
     from hpcdl.jobs.lint.lint_report import run_lint
 
-    if args.explain:
-        print(explain(args.explain))
-        return ExitCode.OK
     files = [*args.files, *map(Path, args.rest)]
     if not files:
         raise BadInput("nothing to check", hint="name scripts or directories; - is stdin")

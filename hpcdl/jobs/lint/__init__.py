@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hpcdl.jobs.lint.job import Check, Hit, Job
     from hpcdl.slurm.fits import Cluster
 
-__all__ = ["Finding", "all_checks", "explain", "lint"]
+__all__ = ["LintFinding", "all_checks", "lint"]
 
 _CHECKS = ("directives", "steps", "programs", "signals", "habits")
 _MOST_LINES = 12
@@ -103,17 +103,3 @@ def all_checks() -> list[tuple[frozenset[str], Check]]:
     for name in _CHECKS:
         import_module(f"hpcdl.jobs.lint.check_{name}")
     return CHECKS
-
-
-def explain(rule_id: str) -> str:
-    """All that is known of a rule, as text.
-
-    Raises:
-        BadInput: there is no such rule.
-    """
-    one = rule(rule_id)
-    seen = "" if one.lint else "\nlint: no script shows it; the job generator follows it"
-    return (
-        f"{one.id}: {one.title}\n{one.severity}, {one.span}, {one.proof}\n\n"
-        f"then: {one.consequence}\nfix:  {one.fix}\nfrom: {one.source}{seen}"
-    )

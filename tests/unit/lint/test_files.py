@@ -61,12 +61,6 @@ def test_a_release_later_than_the_rules_is_told_the_latest(directory, hpcdl):
     assert "--slurm-version 26.05" in said
 
 
-def test_explain_prints_a_rule_and_its_source(hpcdl):
-    explain = ("job", "lint", "--explain")
-    assert "from: sbatch(1)" in hpcdl(*explain, "array-one-log").out
-    assert "did you mean 'array-one-log'?" in hpcdl(*explain, "array-one-lgo", code=2).err
-
-
 @pytest.mark.parametrize(
     ("shell", "name"),
     [
