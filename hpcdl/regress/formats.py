@@ -19,16 +19,8 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.inert import markdown_cell, prometheus_label, xml_attribute
 
 Run = Mapping[str, Any]
-_STATUS_CODES = {
-    "PASS": 0,
-    "FAIL": 1,
-    "ERROR": 2,
-    "NO-REFERENCE": 3,
-    "STALE": 4,
-    "INSUFFICIENT-DATA": 5,
-    "SKIP": 6,
-    "XFAIL": 7,
-}
+_STATUSES = "PASS FAIL ERROR NO-REFERENCE STALE INSUFFICIENT-DATA SKIP XFAIL"
+_STATUS_CODES = {status: code for code, status in enumerate(_STATUSES.split())}
 _HELP = {
     "status": ", ".join(f"{code} {status}" for status, code in _STATUS_CODES.items()) + ".",
     "timestamp_seconds": "End of the run, since 1970 UTC.",
