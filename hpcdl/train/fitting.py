@@ -257,7 +257,6 @@ def make_fitting(
 
 def _compiled_parts(options: TrainOptions, model: Any, source: DataSource) -> tuple[Any, Any]:
     """Return optimizer and loss of a model that its program compiled, checked for this run."""
-    keras_parts.check_compiled(options)
     optimizer, losses = model.optimizer, model.loss
     keras_parts.require_accumulation(options, optimizer)
     specs = tf.nest.flatten(source.label_spec)

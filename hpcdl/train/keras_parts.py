@@ -62,7 +62,14 @@ def make(
 
 
 def check_settings(options: TrainOptions, *, compiled: bool) -> None:
-    """Refuse `--set` of a part that the run does not have."""
+    """Refuse `--set` of a part that the run does not have, and what a `compiled` model decides."""
+    default = TrainOptions()
+    for name in ("optimizer", "loss", "metrics", "lr_schedule", "lr") if compiled else ():
+        if getattr(options, name) != getattr(default, name):
+            raise BadInput(
+                f"--{name.replace('_', '-')}: the model's function has compiled the model",
+                hint="give it to `compile` there, or return the model uncompiled",
+            )
     used = {
         "optimizer": not compiled,
         "schedule": options.lr_schedule != "constant",
@@ -80,17 +87,6 @@ def check_settings(options: TrainOptions, *, compiled: bool) -> None:
     for name in settings_of(options.settings, "fit"):
         if name not in {"class_weight", "fused"}:
             raise BadInput(f"--set fit.{name}: there are fit.class_weight and fit.fused")
-
-
-def check_compiled(options: TrainOptions) -> None:
-    """Refuse options that a model compiled by its own function decides already."""
-    default = TrainOptions()
-    for name in ("optimizer", "loss", "metrics", "lr_schedule", "lr"):
-        if getattr(options, name) != getattr(default, name):
-            raise BadInput(
-                f"--{name.replace('_', '-')}: the model's function has compiled the model",
-                hint="give it to `compile` there, or return the model uncompiled",
-            )
 
 
 def class_weight(options: TrainOptions) -> dict[int, float] | None:

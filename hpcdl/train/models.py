@@ -36,11 +36,6 @@ class ModelRecipe:
     classes: int
     precision: str = "fp32"
 
-    @property
-    def shape(self) -> Any:
-        """The shape of an example as the model takes it, or a structure of shapes."""
-        return tf.nest.map_structure(lambda spec: tuple(spec.shape), self.spec)
-
     def example(self) -> Any:
         """Return a batch of one example of zeros, as the model takes it."""
         return tf.nest.map_structure(lambda s: tf.zeros((1, *s.shape), s.dtype), self.spec)
@@ -123,7 +118,7 @@ def _builder(name: str) -> Callable[..., Any]:
 
 
 def _make(recipe: ModelRecipe) -> Any:
-    shape = recipe.shape
+    shape = tf.nest.map_structure(lambda spec: tuple(spec.shape), recipe.spec)
     try:
         model = _builder(recipe.name)(shape, recipe.classes)
         if not isinstance(model, tf.keras.Model):

@@ -64,35 +64,26 @@ def condemn(training: TrainingProgress, first: int) -> None:
 
 
 def save(training: TrainingProgress) -> float:
-    """Begin a checkpoint of the state now, on rank 0; returns the seconds that training waited.
-
-    The arrays are the variables' own buffers: TensorFlow copies a buffer that someone else
-    holds before it writes to the variable, so they stay as they are now.
-    """
+    """Begin a checkpoint of the state now, on rank 0; returns the seconds that training waited."""
     if training.saved_at == training.step_number:
         return 0.0
-    start = time.perf_counter()
+    start, fitting = time.perf_counter(), training.fitting
     training.saved_at = training.step_number
-    if training.fitting.ranks.rank == 0:
-        training.writer.submit(snapshot(training))
+    if fitting.ranks.rank == 0:
+        meta = {
+            **identity_of(fitting),
+            "last_loss": training.loss,
+            "ranks": fitting.ranks.size,
+            "streams": fitting.source.streams,
+            "weights": len(fitting.model.weights),
+            "validations": training.validations,
+            "callbacks": {type(c).__name__: _state_of(c) for c in fitting.callbacks},
+        }
+        arrays = [variable.numpy() for variable in fitting.variables]  # copies
+        losses = np.array(training.losses)  # of ranks they have more bits than float32
+        state = checkpoints.Checkpoint(training.step_number, meta, (*arrays, losses))
+        training.writer.submit(state)
     return time.perf_counter() - start
-
-
-def snapshot(training: TrainingProgress) -> checkpoints.Checkpoint:
-    """Return the state now: arrays, and what must agree when a run resumes from it."""
-    fitting = training.fitting
-    meta = {
-        **identity_of(fitting),
-        "last_loss": training.loss,
-        "ranks": fitting.ranks.size,
-        "streams": fitting.source.streams,
-        "weights": len(fitting.model.weights),
-        "validations": training.validations,
-        "callbacks": {type(c).__name__: _state_of(c) for c in fitting.callbacks},
-    }
-    arrays = [variable.numpy() for variable in fitting.variables]
-    losses = np.array(training.losses)  # of ranks they have more bits than float32
-    return checkpoints.Checkpoint(training.step_number, meta, (*arrays, losses))
 
 
 def _state_of(callback: Any) -> dict[str, Any]:

@@ -100,10 +100,7 @@ def test_options_that_exclude_each_other_are_refused(argv):
     ("argument", "said"),
     [
         ("--seed=-5", "--seed is -5, below its minimum of 0"),
-        ("--seed=2147483648", "--seed is 2147483648, above its maximum"),
-        ("--steps=0", "--steps is 0, below its minimum of 1"),
         ("--steps=many", "--steps must be a whole number"),
-        ("--lr=nan", "--lr must be a number"),
         ("--lr=fast", "--lr must be a number, not 'fast'"),
         ("--target-accuracy=1.5", "--target-accuracy is 1.5, above its maximum of 1"),
         ("--precision=fp8", "--precision is 'fp8', not fp32, fp16 or bf16"),
