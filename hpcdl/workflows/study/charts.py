@@ -42,9 +42,8 @@ def speedup(
     top = max([1, *tops, *(gpus for group in published for gpus in group.gains)])
     counts = [2**power for power in range(10) if 2**power <= top]
     beside.append(Curve("a GPU each: ideal", [(n, n) for n in counts], "ideal"))
-    if results.shared and results.measured:
-        cpus = results.measured[0].cpus
-        best = [(float(n), results.ideal(n, cpus)) for n in counts]
+    if results.shared:
+        best = [(float(n), results.ideal(n)) for n in counts]
         beside.append(Curve("shared cores: at best", best, "bound"))
     curves = [*_curves(results, over_one=True), *beside]
     return Panel(title, _ranks(results), "speed-up over one rank", curves, log_x=2, log_y=2)

@@ -1,11 +1,11 @@
 """The results of a study, as its rules ask for them: yes, no, or not decided, with the numbers.
 
     with results.rule("agree", "the partitions are within 12 % of each other"):
-        assert results.gap("partition", gpus=(1, 2)) <= 0.12
+        assert results.where(gpus=(1, 2)).gap("partition") <= 0.12
 
 A measured number compares like one; the comparison is noted as the rule's evidence. It raises
-`Undecided` where cells are missing that it would look at, or where the spread of steps does not
-decide it. What is measured and breaks a rule is a no, whatever is missing.
+`Undecided` where cells are missing that it would look at. What is measured and breaks a rule is a
+no, whatever is missing.
 """
 
 from __future__ import annotations
@@ -55,15 +55,13 @@ class Protocol:
 class Amount:
     """A measured number, of one cell or more: it compares as all of them do.
 
-    `sure` are the values without what the spread of steps may have made of them; of `lacking`
-    cells nothing is known.
+    Of `lacking` cells nothing is known.
     """
 
     protocol: Protocol
     text: str
     values: Sequence[float]
     lacking: str = ""
-    sure: Sequence[float] = ()
     form: str = ".0%"
 
     def __le__(self, bound: float) -> bool:
@@ -77,10 +75,8 @@ class Amount:
             raise Undecided("; ".join(filter(None, [self.text, self.lacking])))
         self.protocol.notes.append(f"{self.text}; {words} {bound:{self.form}}")
         self.protocol.timed = True
-        if not all(map(fits, self.sure or self.values)):
-            return False
         if not all(map(fits, self.values)):
-            raise Undecided("the spread of steps does not decide it")
+            return False
         if self.lacking:
             raise Undecided(self.lacking)
         return True
@@ -180,16 +176,16 @@ class Results:
             f"{self.cores} cores. Times depend on the other work as much as on the study."
         )
 
-    def ideal(self, ranks: int, cpus: int) -> float:
+    def ideal(self, ranks: int) -> float:
         """The speed-up that nothing could exceed: ranks, or the cores that they share."""
-        if not self.shared:
-            return float(ranks)
-        return max(1.0, min(float(ranks), self.cores / min(cpus, self.cores)))
+        cpus = self.plan.scale.cpus_per_rank or 1
+        most = self.cores / min(cpus, self.cores) if self.shared else ranks
+        return max(1.0, min(float(ranks), most))
 
     def efficiency_of(self, one: CellMeasured) -> float | None:
         """A measurement's rate over one rank's times GPUs, or times the shared cores."""
         base = alone(self.every, one)
-        return one.rate / base.rate / self.ideal(one.cell.gpus, one.cpus) if base else None
+        return one.rate / base.rate / self.ideal(one.cell.gpus) if base else None
 
     def series_of(self, values: Values) -> str:
         """The name of these values' series in the figure."""
@@ -265,7 +261,6 @@ class Results:
         what: str,
         values: Mapping[str, float | None],
         form: str = ".1%",
-        sure: Sequence[float] = (),
     ) -> Amount:
         """A number of each name; of one that is None, and of missing cells, nothing is known."""
         amounts = {name: value for name, value in values.items() if value is not None}
@@ -280,7 +275,6 @@ class Results:
             f"{what} {', '.join(parts)}" if amounts else nothing,
             tuple(amounts.values()),
             f"{_LACKING}{_few(lacking)}" if lacking else "",
-            sure,
             form,
         )
 
@@ -327,14 +321,12 @@ class Results:
         return asked._amount("efficiency", values)
 
     def gap(self, key: str) -> Amount:
-        """By how much two that differ in one key alone differ; where their steps do not overlap."""
-        values, sure = {}, []
-        for one, other in self.pairs(key):
-            gap = max(one.rate / other.rate, other.rate / one.rate) - 1
-            overlap = one.spread[0] <= other.spread[1] and other.spread[0] <= one.spread[1]
-            values[one.cell.name] = gap
-            sure.append(0.0 if overlap else gap)
-        return self._amount("they differ by", values, sure=sure)
+        """By how much two that differ in one key alone differ."""
+        values: dict[str, float | None] = {
+            one.cell.name: max(one.rate / other.rate, other.rate / one.rate) - 1
+            for one, other in self.pairs(key)
+        }
+        return self._amount("they differ by", values)
 
     def ratio(self, key: str, better: str, worse: str) -> Amount:
         """How many times as fast one is as the other, in images/s of all steps together."""

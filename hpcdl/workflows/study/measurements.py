@@ -68,11 +68,6 @@ class CellMeasured:
         """Ranks that trained together."""
         return int(self.result["layout"]["ranks"])
 
-    @property
-    def cpus(self) -> int:
-        """CPUs of each rank."""
-        return int(self.result["layout"]["cpus_per_rank"])
-
     @cached_property
     def rate(self) -> float:
         """Images per second of all ranks: the median step."""
