@@ -9,8 +9,9 @@ from dataclasses import replace
 import reframe as rfm
 from reframe.core.builtins import fixture, parameter, run_after
 
+from hpcdl.predict.machine import network, of_partition
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
-from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, most
+from hpcdl.regress.scaling import expected_efficiency, most_images_per_second
 from hpcdl.regress.training import (
     ALL,
     BEST_IMAGES_PER_SECOND,
@@ -18,8 +19,10 @@ from hpcdl.regress.training import (
     TrainingCase,
     best_images_per_second,
     images_per_second,
+    ranks_on,
     training_faults,
 )
+from hpcdl.system.errors import HpcdlError
 
 SMALL = [
     TrainingCase("mlp", 2, 2, steps=400, batch=64, tags=("smoke", "nightly")),
@@ -46,6 +49,43 @@ LARGE = [
     for data in ("synthetic", "imagenet")
 ]
 """What references are published for. Data other than synthetic must be there."""
+
+
+SHAPES = ((1, 2), (2, 2), (1, ALL), (2, ALL), (4, ALL))
+"""Nodes and ranks per node that scaling is measured at."""
+YARDSTICKS = {
+    # 1,440 digits are to be a global batch of four nodes of eight GPUs, too.
+    "small": TrainingCase("mlp", 1, 1, steps=1000, batch=16),
+    "fp32": TrainingCase(
+        "resnet50", 1, 1, steps=100, batch=64, data="synthetic", real=True, minutes=30
+    ),
+    "fp16": TrainingCase(
+        "resnet50",
+        1,
+        1,
+        steps=100,
+        batch=64,
+        data="synthetic",
+        precision="fp16",
+        real=True,
+        minutes=30,
+    ),
+}
+
+
+def most(case, partition):
+    """Images per second that no GPUs of a partition can compute, None if that is unknown.
+
+    Only of images whose size is the network's own.
+    """
+    if partition.gpu is None or not case.real or case.data != "synthetic":
+        return None
+    try:
+        net, machine = network(case.model), of_partition(partition)
+    except HpcdlError:
+        return None
+    gpus = case.nodes * ranks_on(partition, case.ranks)
+    return most_images_per_second(machine, net, case.precision, gpus)
 
 
 class Training(HpcdlCheck):

@@ -13,34 +13,14 @@ from __future__ import annotations
 
 import time
 
-from hpcdl.predict.machine import Machine, NetworkSums, network, of_partition
+from hpcdl.predict.machine import Machine, NetworkSums
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.start import trained_precision
 from hpcdl.regress.references import Reference
-from hpcdl.regress.training import ALL, TrainingCase, ranks_on
+from hpcdl.regress.training import TrainingCase
 from hpcdl.site import Partition
 from hpcdl.system.errors import HpcdlError
 
-SHAPES = ((1, 2), (2, 2), (1, ALL), (2, ALL), (4, ALL))
-"""Nodes and ranks per node that scaling is measured at."""
-YARDSTICKS = {
-    # 1,440 digits are to be a global batch of four nodes of eight GPUs, too.
-    "small": TrainingCase("mlp", 1, 1, steps=1000, batch=16),
-    "fp32": TrainingCase(
-        "resnet50", 1, 1, steps=100, batch=64, data="synthetic", real=True, minutes=30
-    ),
-    "fp16": TrainingCase(
-        "resnet50",
-        1,
-        1,
-        steps=100,
-        batch=64,
-        data="synthetic",
-        precision="fp16",
-        real=True,
-        minutes=30,
-    ),
-}
 SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
 """Bytes: a small layer's gradient, Horovod's fusion at work, and what large models send."""
 SMALL_SIZES = (1 << 16, 1 << 20, 1 << 22)
@@ -49,21 +29,6 @@ _BINARY = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 _BANDS, _WIDEST = 2.0, 0.9
 FAST_CONVOLUTIONS = 4.0
 _UNITS = {"fp32": ("fp32", "tf32"), "tf32": ("fp32", "tf32")}
-
-
-def most(case: TrainingCase, partition: Partition) -> float | None:
-    """Images per second that no GPUs of a partition can compute, None if that is unknown.
-
-    Only of images whose size is the network's own.
-    """
-    if partition.gpu is None or not case.real or case.data != "synthetic":
-        return None
-    try:
-        net, machine = network(case.model), of_partition(partition)
-    except HpcdlError:
-        return None
-    gpus = case.nodes * ranks_on(partition, case.ranks)
-    return most_images_per_second(machine, net, case.precision, gpus)
 
 
 def most_images_per_second(

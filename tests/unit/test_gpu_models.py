@@ -18,8 +18,8 @@ from hpcdl.jobs.sweep import plan
 from hpcdl.predict.machine import of_partition
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
-from hpcdl.regress.scaling import YARDSTICKS, expected_efficiency
-from hpcdl.regress.training import job_on
+from hpcdl.regress.scaling import expected_efficiency
+from hpcdl.regress.training import TrainingCase, job_on
 from hpcdl.results.gpus import find_row, gpu_named, out_of_scope
 from hpcdl.site import StackRequest, load_site
 from hpcdl.site.gpu_models import matches
@@ -131,7 +131,7 @@ def test_whoever_expects_something_of_an_unknown_network_says_so(mixed):
     assert why_none(mixed, replace(spec, gpus=4)) == ""
     assert why_none(mixed, replace(spec, program=("python", "x.py"))) == ""
     a100, _ = mixed.partition("typed").groups
-    case = replace(YARDSTICKS["fp32"], nodes=2, ranks=4)
+    case = TrainingCase("resnet50", 2, 4, steps=100, batch=64, data="synthetic", real=True)
     assert expected_efficiency(case, a100, 300.0, "scaling") is None
 
 

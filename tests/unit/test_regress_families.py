@@ -17,7 +17,7 @@ from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.checkbase import LOG
 from hpcdl.regress.result import Measured, faults_of
-from hpcdl.regress.scaling import SHAPES, YARDSTICKS, expected_efficiency, metric_name
+from hpcdl.regress.scaling import expected_efficiency, metric_name
 from hpcdl.regress.training import ALL, TrainingCase, job_on
 from hpcdl.results.faults import FaultKind
 from hpcdl.site import load_site
@@ -25,6 +25,8 @@ from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 
+TRAINING = runpy.run_path(str(folder("reframe_checks") / "training.py"))
+SHAPES, YARDSTICKS = TRAINING["SHAPES"], TRAINING["YARDSTICKS"]
 LAYOUT = {"nodes": 2, "tasks_per_node": 2, "cpus_per_task": 4, "gpus_per_node": 2}
 GOOD = {
     "outcome": {"status": "completed"},
