@@ -85,8 +85,7 @@ def selection(nodes: Partition, count: int) -> tuple[str, ...]:
     tells, else the others are named. `nodes` is a whole partition where any of its models will
     do: all of a job's nodes are then to be of one.
 
-    Raises:
-        BadInput: no option of Slurm asks for nodes of one model only.
+    Raises BadInput: no option of Slurm asks for nodes of one model only.
     """
     if nodes.groups:
         return _all_alike(nodes) if count > 1 and len(nodes.gpu_models) > 1 else ()

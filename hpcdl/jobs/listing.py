@@ -97,8 +97,7 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
 def arrays(site: Site, most: int | None = None) -> Iterator[Array]:
     """The arrays that the `most` sweeps that changed last (None: all) have on this cluster.
 
-    Raises:
-        SlurmAway: a command was stopped while it submitted; it is unknown if its job is queued.
+    Raises SlurmAway: a command was stopped while it submitted; it is unknown if its job is queued.
     """
     manifests = []
     for path in chain.from_iterable(site.paths.work.glob(place) for place in _SWEEPS):

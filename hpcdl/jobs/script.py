@@ -131,8 +131,7 @@ def render_script(
 ) -> JobScript:
     """The script of a job on a site, or of an array of jobs that differ in their programs.
 
-    Raises:
-        BadInput: the request is impossible; says what would fit.
+    Raises BadInput: the request is impossible; says what would fit.
     """
     spec, nodes, layout = check_request(site, spec)
     values = _values(site, spec, nodes, layout, module)
@@ -388,8 +387,7 @@ def directives(asked: Sequence[str], chosen: Sequence[str] = ()) -> tuple[str, .
 
     `chosen` are directives that the script has already, by which Slurm finds the GPU model.
 
-    Raises:
-        BadInput: an option that the script decides itself, or that is given twice.
+    Raises BadInput: an option that the script decides itself, or that is given twice.
     """
     lines: dict[str, str] = {}
     for text in asked:

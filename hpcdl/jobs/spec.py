@@ -434,8 +434,7 @@ def job_schema() -> dict[str, Any]:
 def load_request(path: Path) -> dict[str, Any]:
     """The written values of a job file.
 
-    Raises:
-        BadInput: every fault of the file at once, each with its line and a caret.
+    Raises BadInput: every fault of the file at once, each with its line and a caret.
     """
     from hpcdl.system.document import read_document
     from hpcdl.system.trust import require_known_owner

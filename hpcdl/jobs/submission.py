@@ -229,8 +229,7 @@ def settle(site: Site) -> tuple[Unsettled, ...]:
 
     A submission without a job after SETTLED_SECONDS is withdrawn, and its tokens are revoked.
 
-    Raises:
-        SlurmAway: it does not answer.
+    Raises SlurmAway: it does not answer.
     """
     left = []
     for link, folder in links(_unconfirmed(site)):

@@ -319,8 +319,7 @@ def run_statuses(
 
     Without `ask` Slurm is left alone: a point without a result counts as missing.
 
-    Raises:
-        BadInput: the manifest is of another format, or of another `request`.
+    Raises BadInput: the manifest is of another format, or of another `request`.
     """
     manifest = read_manifest(folder)
     check_same_jobs(folder, manifest, request)

@@ -372,8 +372,7 @@ def names() -> tuple[str, ...]:
 def network(name: str, size: int | None = None) -> NetworkSums:
     """The network `name` for images of `size` x `size`, or sequences of `size` tokens.
 
-    Raises:
-        BadInput: the network is unknown; the hint names the nearest.
+    Raises BadInput: the network is unknown; the hint names the nearest.
     """
     shapes: dict[str, dict[str, Any]] = facts.load("transformers")["models"]
     if name in shapes:

@@ -263,8 +263,7 @@ def from_result(result: MeasuredRun, batch: int) -> Calibration:
 def from_images_per_second(rate: float, work: Workload) -> Calibration:
     """The calibration that a user states: images per second of one GPU, not measured here.
 
-    Raises:
-        BadInput: the rate is absurd.
+    Raises BadInput: the rate is absurd.
     """
     step = work.batch / rate if rate > 0 else math.inf
     if not 1e-6 < step < LONGEST_STEP:
@@ -275,8 +274,7 @@ def from_images_per_second(rate: float, work: Workload) -> Calibration:
 def from_facts(machine: Machine, work: Workload) -> Calibration:
     """The calibration of a machine where nothing was measured.
 
-    Raises:
-        BadInput: nothing says how fast the GPU is, as on CPUs.
+    Raises BadInput: nothing says how fast the GPU is, as on CPUs.
     """
     _refuse_unknown(machine, work)
     if work.plan is None:

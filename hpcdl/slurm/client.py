@@ -90,8 +90,7 @@ def version() -> str:
 def job(job_id: int) -> JobRecord | None:
     """Return a job's record: from slurmctld, else from accounting; None if neither has it.
 
-    Raises:
-        SlurmAway: it does not answer, or it is unknown how the job ended: ask again.
+    Raises SlurmAway: it does not answer, or it is unknown how the job ended: ask again.
     """
     found, unclear = _jobs(f"--jobs={job_id}")
     # Of an array, squeue shows all tasks; the last one that waits has the array's own id.

@@ -17,8 +17,7 @@ _RANGES = re.compile(r"\[([0-9,-]+)\]")
 def expand_hostlist(hostlist: str) -> tuple[str, ...]:
     """The names of a hostlist, like `scontrol show hostnames`.
 
-    Raises:
-        BadInput: it is none, a range runs backwards, or it names more than `MOST_NODES`.
+    Raises BadInput: it is none, a range runs backwards, or it names more than `MOST_NODES`.
     """
     names: list[str] = []
     for part in _PARTS.findall(hostlist)[:-1]:

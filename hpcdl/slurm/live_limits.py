@@ -15,8 +15,7 @@ from hpcdl.system.errors import HpcdlError
 def live_cluster() -> Cluster:
     """Return the partitions, names and settings of the Slurm on PATH.
 
-    Raises:
-        MissingPrerequisite: there is none, or it does not answer.
+    Raises MissingPrerequisite: there is none, or it does not answer.
     """
     config, nodes, partitions = client.config(), client.nodes(), client.partitions()
     mpi = _mpi()

@@ -200,8 +200,7 @@ def locate(submissions: Mapping[str, Sequence[Path]], since: float | None = None
     Of several jobs of one token, all but the one that counts are cancelled. With `since` (epoch),
     when sbatch was called last, what a killed one sent is given a moment to arrive.
 
-    Raises:
-        SlurmAway: Slurm does not answer, so it is unknown.
+    Raises SlurmAway: Slurm does not answer, so it is unknown.
     """
     found = _located(submissions)
     if since is not None and len(found) < len(submissions):

@@ -206,8 +206,7 @@ def marked(text: str, mark: str) -> list[list[str]]:
     separator in it makes a field or a record. The heading is the first record of every answer; it
     is left out.
 
-    Raises:
-        ValueError: there is no heading, so this is no answer, or several: of several clusters.
+    Raises ValueError: there is no heading, so this is no answer, or several: of several clusters.
     """
     head, *records = without_cluster(text).split(f"<{mark}>")
     if head.strip() or not records:
@@ -308,8 +307,7 @@ def own_lines(text: str, fields: str, mark: str) -> list[str]:
 
     Whoever chose a name could not know the mark: what follows a newline in one is no line here.
 
-    Raises:
-        ValueError: there is none, so this is no answer.
+    Raises ValueError: there is none, so this is no answer.
     """
     count = fields.count(",")
     found = [line.replace(mark, "|") for line in text.split("\n") if line.count(mark) == count]

@@ -40,8 +40,7 @@ class SlurmRelease:
     def parse(cls, text: str) -> SlurmRelease:
         """A release as people and `sinfo --version` write it ("slurm-wlm 22.05.8").
 
-        Raises:
-            BadInput: it is none.
+        Raises BadInput: it is none.
         """
         match = _RELEASE.match(text.strip())
         if match is None:
@@ -126,8 +125,7 @@ def known_releases() -> tuple[str, ...]:
 def known_release(version: str) -> SlurmRelease:
     """A release that scripts can be written for: one that the rules cover, or a newer one.
 
-    Raises:
-        BadInput: `version` is no release, or older than all that we know.
+    Raises BadInput: `version` is no release, or older than all that we know.
     """
     release, oldest = SlurmRelease.parse(version), known_releases()[0]
     if release < SlurmRelease.parse(f"{oldest}.0"):

@@ -505,8 +505,7 @@ def compile_argv(
 def cuda_wheels(cuda: str) -> dict[str, dict[str, str]]:
     """The wheels of a CUDA tree: by `name==version`, SHA-256 by tags.
 
-    Raises:
-        MissingPrerequisite: the facts have no wheels of this CUDA release.
+    Raises MissingPrerequisite: the facts have no wheels of this CUDA release.
     """
     table, locked = facts.load("nvidia_wheels"), facts.load("wheel_lock")["wheels"]
     if cuda not in table["toolkits"]:

@@ -317,8 +317,7 @@ def read_history(site: Site) -> list[Event]:
     The last event of a killed command may not have come to pass: where `current` is not what it
     says, it is left out.
 
-    Raises:
-        CheckFailed: the file is damaged; says how to continue.
+    Raises CheckFailed: the file is damaged; says how to continue.
     """
     path, current = _path(site), current_id(site)
     try:

@@ -63,8 +63,7 @@ def why_not(
 ) -> tuple[Resolution, ...]:
     """The sets with a version, such as `tensorflow@2.18`: what is in its way is their problem.
 
-    Raises:
-        BadInput: no `NAME@VERSION`, or an unknown component or version.
+    Raises BadInput: no `NAME@VERSION`, or an unknown component or version.
     """
     name, _, version = (part.strip() for part in question.partition("@"))
     name = name.casefold()

@@ -440,8 +440,7 @@ class _Waivers:
 def read_waivers(site: Site) -> dict[str, Waiver]:
     """The waivers by vulnerability: the site's own, else those that come with hpcdl.
 
-    Raises:
-        BadInput: the site's file has faults; each with its line.
+    Raises BadInput: the site's file has faults; each with its line.
     """
     rows = facts.load("records")["weaknesses"]
     shipped = {name: row["waiver"] for name, row in rows.items() if "waiver" in row}

@@ -71,8 +71,7 @@ _SPECIAL = stat.S_ISUID | stat.S_ISGID
 def build_slot(site: Site, say: Callable[[str], None]) -> Iterator[None]:
     """Be the only one who makes trees below this prefix; says so where another one is at it.
 
-    Raises:
-        MissingPrerequisite: no permission, or the other one takes hours.
+    Raises MissingPrerequisite: no permission, or the other one takes hours.
     """
     with ExitStack() as held:
         try:
@@ -370,8 +369,7 @@ def record_release(release: Release, stores: Sequence[Path] = ()) -> Release:
 def look(release: Release) -> dict[str, Entry]:
     """Return the entries of a release's trees, by path relative to its root; reads no file.
 
-    Raises:
-        CheckFailed: it has no seal, or the seal is not the one that release.json names.
+    Raises CheckFailed: it has no seal, or the seal is not the one that release.json names.
     """
     with explain_os_errors(release.root):
         head = _read_content(release).partition(b"\n")[0]

@@ -101,8 +101,7 @@ def class_weight(options: TrainOptions) -> dict[int, float] | None:
 def check_layers(model: Any, size: int) -> None:
     """Refuse layers that are to speak with other replicas: Keras knows no ranks but its own.
 
-    Raises:
-        BadInput: a normalisation is synchronised, and there are several ranks.
+    Raises BadInput: a normalisation is synchronised, and there are several ranks.
     """
     for layer in model._flatten_layers():
         kind = type(layer).__name__

@@ -125,8 +125,7 @@ def choose_gate(
 
     Those are the named `partitions`, else all that the release would serve.
 
-    Raises:
-        BadInput: an unknown partition, or both `local` and partitions.
+    Raises BadInput: an unknown partition, or both `local` and partitions.
     """
     if local and partitions:
         raise BadInput("--local runs on no partition", hint="leave --partition out")

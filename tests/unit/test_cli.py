@@ -202,13 +202,6 @@ def test_no_color_is_an_option_and_a_variable(monkeypatch):
     assert "NO_COLOR" not in os.environ
 
 
-def test_an_existing_site_file_is_kept(tmp_path, call):
-    (tmp_path / "site.yaml").write_text("kept")
-    code, _, err = call(f"site init --output {tmp_path}/site.yaml")
-    assert (code, "already exists" in err) == (2, True)
-    assert (tmp_path / "site.yaml").read_text() == "kept"
-
-
 def test_the_command_line_starts_without_an_http_client():
     """Modules of Python's own library cost as much as ours: this one half of the start."""
     program = "import sys, hpcdl.cli; sys.exit('urllib.request' in sys.modules)"
@@ -234,12 +227,6 @@ def test_a_link_to_itself_is_one_clear_line(tmp_path, capsys):
 def test_what_every_command_takes_may_stand_anywhere(words, capsys):
     assert main(words) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "pi"
-
-
-def test_a_blank_argument_is_named(capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(["stack", "gc", " ", "--dry-run"])
-    assert "unknown argument ' '" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,7 @@ def lint(
     What is to be said with the same words of several lines is one finding, at the first. Where it
     is known, `cluster` adds checks of its names and partitions.
 
-    Raises:
-        BadInput: `version` is not a release, or older than the rules know.
+    Raises BadInput: `version` is not a release, or older than the rules know.
     """
     from hpcdl.jobs.lint.job import Job, apply
     from hpcdl.jobs.lint.parse import BatchScript

@@ -59,8 +59,7 @@ def run_lint(
     With `live` the sbatch on PATH is asked, too, whether it would take each file.
     The answer is NO where a script has an error, else USAGE where one cannot be read, else OK.
 
-    Raises:
-        BadInput: the rules do not know `version`, or no script could be read.
+    Raises BadInput: the rules do not know `version`, or no script could be read.
     """
     release = _judged_release(version)
     results: list[tuple[str, tuple[LintFinding, ...]]] = []
@@ -267,8 +266,7 @@ def _attempt(path: Path) -> str | BadInput:
 def read_script(path: Path) -> str:
     """The text of a script, line ends kept; bytes that are no UTF-8 are read as Latin-1.
 
-    Raises:
-        BadInput: it cannot be read, is larger than any batch script, or is none.
+    Raises BadInput: it cannot be read, is larger than any batch script, or is none.
     """
     try:
         if str(path) == "-":

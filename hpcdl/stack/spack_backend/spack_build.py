@@ -165,8 +165,7 @@ def plan_spack(
 
     Where the stack has others (not `alone`), its environment is named by its variant.
 
-    Raises:
-        BadInput: no set of versions fits, or the stack has packages that are wheels.
+    Raises BadInput: no set of versions fits, or the stack has packages that are wheels.
     """
     if request.packages:
         raise BadInput(
