@@ -194,7 +194,7 @@ def _site(role: str, site: Site, cluster: LiveCluster | None) -> Need:
 
 def _accounting(role: str, cluster: LiveCluster) -> Need:
     found = "slurmdbd" if cluster.accounting else None
-    without = "without slurmdbd, `job usage` does not work and old jobs are forgotten"
+    without = "without slurmdbd, old jobs are forgotten"
     return Need(role, "accounting", False, found, "", "" if found else without)
 
 
