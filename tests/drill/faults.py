@@ -45,18 +45,22 @@ def _controller(bench):
     return read_state(place(bench)).processes["slurmctld"].pid
 
 
-def _each(bench, breaks, *, gone):
-    """Break Slurm while, or before, a command runs; then mend it, and count its jobs."""
+def each(breaks, *, gone):
+    """The drill that breaks Slurm while, or before, a command runs; then mends it and counts."""
+    return partial(_each, breaks, gone)
+
+
+def _each(breaks, gone, bench):
     running(bench)
     (bench.home / "train.py").write_text("")
     for number in bench.times():
         words = slurm_words(bench, number)
         if gone:
-            breaks(bench, number)
+            breaks(bench)
         started = bench.start(words)
         if not gone:
             time.sleep(bench.chance.uniform(0.1, 1.0))
-            breaks(bench, number)
+            breaks(bench)
         try:
             out, err = started.communicate(timeout=240)
         except subprocess.TimeoutExpired:
@@ -90,25 +94,16 @@ def _mended(bench):
     bench.must((done := bench.hpcdl("cluster", "up")).ok, f"the cluster is not mended: {done}")
 
 
-def controller_killed(bench):
-    _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=False)
+def _kill(bench):
+    os.kill(_controller(bench), signal.SIGKILL)
 
 
-def controller_absent(bench):
-    _each(bench, lambda b, _: os.kill(_controller(b), signal.SIGKILL), gone=True)
-
-
-def controller_slow(bench):
-    def stop(b, _):
-        pid = _controller(b)
-        os.kill(pid, signal.SIGSTOP)
-        subprocess.Popen(
-            ["sh", "-c", f"sleep 60; kill -CONT {pid}"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-
-    _each(bench, stop, gone=True)
+def _hang(bench):
+    """The controller stops for a minute."""
+    pid = _controller(bench)
+    os.kill(pid, signal.SIGSTOP)
+    nowhere = subprocess.DEVNULL
+    subprocess.Popen(["sh", "-c", f"sleep 60; kill -CONT {pid}"], stdout=nowhere, stderr=nowhere)
 
 
 def lies(bench):
@@ -213,9 +208,11 @@ ALL = "submit, sweep, list, cancel, site check, gc, status, check run"
 LIE = "squeue, sinfo or scontrol lie"
 SIGNALS, TRAIN, SAME = "SIGHUP, SIGTERM, Ctrl-C", "data make, train", "same data; a result"
 DRILLS = (
-    Drill("slurm-killed", ALL, "slurmctld killed meanwhile", 40, ONCE, 3600, controller_killed),
-    Drill("slurm-absent", AGAIN, "no slurmctld", 16, ONCE, 1800, controller_absent),
-    Drill("slurm-slow", AGAIN, "slurmctld hangs for 60 s", 16, ONCE, 3600, controller_slow),
+    Drill(
+        "slurm-killed", ALL, "slurmctld killed meanwhile", 40, ONCE, 3600, each(_kill, gone=False)
+    ),
+    Drill("slurm-absent", AGAIN, "no slurmctld", 16, ONCE, 1800, each(_kill, gone=True)),
+    Drill("slurm-slow", AGAIN, "slurmctld hangs for 60 s", 16, ONCE, 3600, each(_hang, gone=True)),
     Drill("slurm-lies", AGAIN, LIE, 48, ONCE, 3600, lies),
     Drill("training-kill", TRAIN, "SIGKILL", 60, SAME, 5400, struck_training),
     Drill("training-error", TRAIN, ERROR, 60, SAME, 5400, struck_training, EIO),
