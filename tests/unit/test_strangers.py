@@ -21,9 +21,9 @@ from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
 from hpcdl.regress import history as history_module
-from hpcdl.regress.ci import last_page, run_night
+from hpcdl.regress.ci import run_night
 from hpcdl.regress.history import open_history
-from hpcdl.regress.run_directory import is_held, new_run, sweep
+from hpcdl.regress.run_directory import is_held, last_page, new_run, sweep
 from hpcdl.slurm import client, once
 from hpcdl.stack import recipe
 from hpcdl.stack.recipe import (
@@ -194,7 +194,7 @@ def test_an_import_says_soon_who_reads_the_history(tmp_path, monkeypatch):
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout.readline() == b"reading\n"
         started = time.monotonic()
-        told = pytest.raises(MissingPrerequisite, match=f"by pid {reader.pid} of")
+        told = pytest.raises(MissingPrerequisite, match=f"by pid {reader.pid}$")
         with told, open_history(path) as history:
             history.add([result(value=1.0)])
         assert time.monotonic() - started < 5
