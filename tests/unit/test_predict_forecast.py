@@ -367,12 +367,6 @@ def test_a_result_is_a_file_that_ends(k80):
         ask(k80, result=Path("/dev/zero"))
 
 
-def test_the_command_prints_a_table_and_what_to_take(hpcdl):
-    out = hpcdl("predict", "--site", "pi", "--partition", "k80", "--model", "resnet50").out
-    assert "largest below 10% loss" in out
-    assert "TensorFlow official benchmarks page (2017): 5" in out
-
-
 def test_the_command_starts_from_the_partition_of_the_run(hpcdl, tmp_path):
     run = ("--calibrate", str(a_run(tmp_path)))
     found = json.loads(hpcdl("predict", "--site", "pi", *run, "--gpus=1-8", "--json").out)

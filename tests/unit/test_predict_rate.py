@@ -10,7 +10,6 @@ from hpcdl.predict.machine import (
     network,
     network_link,
     of_gpu,
-    of_partition,
     roofline,
     usual_link,
 )
@@ -148,11 +147,6 @@ def test_rows_whose_work_is_not_stated_are_none():
     assert not any(row.framework.startswith(("PyTorch", "Paddle")) for row in bert)
 
 
-def test_nothing_says_how_fast_a_cpu_is(pi):
-    with pytest.raises(BadInput, match="speed of"):
-        answer(ScalingRequest(pi.partition("cpu"), "resnet50"))
-
-
 @pytest.mark.parametrize("name", facts.load("networks")["networks"])
 def test_sums_scale_with_the_image(name):
     small, large = network(name), network(name, 2 * network(name).height)
@@ -192,10 +186,3 @@ def test_tcp_reaches_less_of_a_faster_network_than_rdma(fabric, gbps, gbs):
     assert network_link(fabric, gbps).bandwidth / 1e9 == pytest.approx(gbs, rel=0.01)
     faster = network_link(fabric, 2 * gbps).bandwidth
     assert network_link(fabric, gbps).bandwidth < faster <= 2 * network_link(fabric, gbps).bandwidth
-
-
-def test_a_site_may_say_what_its_network_reaches(pi):
-    p100 = pi.partition("p100")
-    said = replace(p100, interconnect=replace(p100.interconnect, measured_gbs=1.5))
-    assert of_partition(said).network.bandwidth == 1.5e9
-    assert "measured 1.5 GB/s" in of_partition(said).network.name

@@ -48,10 +48,6 @@ def study(tmp_path):
     return partial(planned, tmp_path)
 
 
-def full(site, name, *partitions):
-    return make_plan(site, load_study(name), "full", partitions)
-
-
 # ---- the shipped studies ----
 
 
@@ -188,21 +184,6 @@ def test_partitions_are_replaced_place_for_place_also_in_what_is_excluded(
     matrix = jobs("gpus=1,2 partition=p100,v100", exclude=["partition=v100 gpus=2"])
     plan = study(matrix, partitions=partitions)
     assert {(cell.point.spec.partition, cell.gpus) for cell in plan.cells} == wanted
-
-
-@pytest.mark.parametrize(
-    ("site", "name", "partitions", "said"),
-    [
-        ("pi", "aliyun-resnet50", [], "no partition 'v100'"),
-        ("a100-h100", "aliyun-resnet50", ["a100", "h100"], "of one partition at this scale"),
-        ("a100-h100", "sjtu-inception", ["a100"], "of 2 partitions at this scale, not of 1"),
-        ("a100-h100", "sjtu-inception", ["a100", "a100"], "partition names a value twice"),
-    ],
-)
-def test_partitions_on_which_a_study_cannot_run_are_refused(site, name, partitions, said):
-    with pytest.raises(BadInput) as caught:
-        full(shipped_site(site), name, *partitions)
-    assert said in caught.value.render()
 
 
 def test_a_changed_study_does_not_take_old_results_for_new(study):
