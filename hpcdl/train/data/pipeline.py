@@ -115,9 +115,10 @@ class RecordSource(DataSource):
         Both cost the host a third of a decode, and the bytes are a quarter of what floats are.
         """
         pixels, mirrored = inputs
+        # Bytes are mirrored, not floats, by tf.reverse: half the work on CPUs.
+        pixels = tf.where(mirrored[:, None, None, None], tf.reverse(pixels, [2]), pixels)
         # Half a step is added, because the bytes were truncated, not rounded.
-        values = (tf.cast(pixels, tf.float32) + (0.5 - np.array(MEAN))) / DEVIATION
-        return tf.where(mirrored[:, None, None, None], values[:, :, ::-1], values)
+        return (tf.cast(pixels, tf.float32) + (0.5 - np.array(MEAN))) / DEVIATION
 
     def steps(self, first: int, last: int) -> Any:
         """Return the batches of the steps; the first epoch begins where step `first` is."""
