@@ -61,15 +61,11 @@ def _fill(parser: argparse.ArgumentParser, command: Command, names: Names) -> No
     for action in parser._actions:
         if action.metavar == "DIR":
             action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-        elif _takes_file(action):
+        elif action.type is Path or action.metavar == "FILE":
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif not action.choices:
             keys = [str(action.metavar), *action.option_strings]
             action.choices = next((names[key] for key in keys if key in names), None)
-
-
-def _takes_file(action: argparse.Action) -> bool:
-    return action.type is Path or action.metavar == "FILE"
 
 
 def script(shell: str, names: Names = _NONE) -> str:

@@ -99,6 +99,7 @@ def load_site(path: Path) -> Site:
         name: _partition(name, part, slurm) for name, part in values["partitions"].items()
     }
     stacks = {name: _stack(name, stack) for name, stack in values["stacks"].items()}
+    spack = values.get("spack") or {}
     # The values of these need more than their own text.
     worked_out = ("gpus", "partitions", "stacks", "default_partition", "spack")
     rest = {key: value for key, value in values.items() if key not in worked_out}
@@ -107,16 +108,11 @@ def load_site(path: Path) -> Site:
         partitions=MappingProxyType(partitions),
         stacks=MappingProxyType(stacks),
         default_partition=values.get("default_partition") or next(iter(partitions)),
-        spack=_spack(values.get("spack") or {}),
+        # An existing tree keeps its padding: none by default.
+        spack=build(SpackSettings, {**({"padded_length": 0} if "store" in spack else {}), **spack}),
         gpus=MappingProxyType({name: of_row(row) for name, row in values["gpus"].items()}),
         **values_of(Site, rest),
     )
-
-
-def _spack(values: dict[str, Any]) -> SpackSettings:
-    """Return the Spack settings; an existing tree keeps its padding (none by default)."""
-    given = {"padded_length": 0} if "store" in values else {}
-    return build(SpackSettings, {**given, **values})
 
 
 def _stack(name: str, values: dict[str, Any]) -> StackRequest:

@@ -72,10 +72,6 @@ _PLACE: Mapping[str, Any] = {
 }
 
 
-def _is_on(text: str) -> bool:
-    return text != "none"
-
-
 def _externals(rows: list[dict[str, str]]) -> tuple[External, ...]:
     found = ((*row["spec"].split("@", 1), row["prefix"]) for row in rows)
     return tuple(External(name, version, Path(prefix)) for name, version, prefix in found)
@@ -216,7 +212,7 @@ class StackRequest:
         "`none`: without Horovod, for tf.distribute; no compiler is needed then",
         True,
         **choice("none"),
-        read=_is_on,
+        read=lambda text: text != "none",
         write=no_default,
     )
     cuda_home: Path | None = option(
