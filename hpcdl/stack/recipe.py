@@ -139,12 +139,12 @@ def lock_wheels(recipe: Recipe, python: Interpreter, say: Say) -> Path:
                 f"note: digests of wheels come with hpcdl for {MACHINE}, and none for Python "
                 f"{python.minor} on {platform.machine()}: the index is believed"
             )
-        found = [
+        solved = [
             *_solved(recipe.requirements, beside, python),
             *(_solved(recipe.alone, (), python, "--no-deps") if recipe.alone else ()),
         ]
-        known = [(name, version, _digests(name, version, python)) for name, version, _ in found]
-        strange = [f"{name}=={version}" for name, version, digests in known if not digests]
+        digested = [(name, version, _digests(name, version, python)) for name, version, _ in solved]
+        strange = [f"{name}=={version}" for name, version, digests in digested if not digests]
         if beside and strange and not recipe.packages:
             raise MissingPrerequisite(
                 f"{len(strange)} of the wheels are not those of PyPI; none is installed",
@@ -153,7 +153,7 @@ def lock_wheels(recipe: Recipe, python: Interpreter, say: Say) -> Path:
             )
         rows = (
             (name, version, "".join(f" --hash=sha256:{one}" for one in digests) or theirs)
-            for (_, _, theirs), (name, version, digests) in zip(found, known, strict=True)
+            for (_, _, theirs), (name, version, digests) in zip(solved, digested, strict=True)
         )
         write_atomic(
             target, "".join(f"{name}=={version}{hashes}\n" for name, version, hashes in rows)

@@ -443,15 +443,15 @@ class Lock:
         book = facts.load("spack")
         names = {package: name for key in _RECIPES for name, package in book[key].items()}
         specs = self.specs.values()
-        found = {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
+        versions = {names[spec["name"]]: spec["version"] for spec in specs if spec["name"] in names}
         if not self.archs:
-            found.pop("cuda", None)  # nvcc may be there for something else
+            versions.pop("cuda", None)  # nvcc may be there for something else
         if self.wheels:
             rows = wheel_sets(self.tensorflow["name"]).get(self.tensorflow["version"], {})
             # CUDA's libraries are in the wheels, of another release than the nvcc.
-            found |= rows.get("versions", {}) if self.archs else {}
-            found |= {"keras": rows["others"]["keras"]["version"]} if rows else {}
-        return found
+            versions |= rows.get("versions", {}) if self.archs else {}
+            versions |= {"keras": rows["others"]["keras"]["version"]} if rows else {}
+        return versions
 
     @property
     def tensorflow(self) -> Mapping[str, Any]:
