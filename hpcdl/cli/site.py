@@ -147,10 +147,8 @@ def _check(args: argparse.Namespace) -> ExitCode:
 )
 def _gpus(args: argparse.Namespace) -> ExitCode:
     """Show free and busy GPUs by partition, and when a job would start."""
-    from datetime import datetime
-
     from hpcdl.jobs.spec import minutes_of
-    from hpcdl.site.free_gpus import look, when
+    from hpcdl.site.free_gpus import look
 
     rows = look(args.gpus, minutes_of(args.time))
     header = ["partition", "GPU", "free", "in use", "no CPUs", "down", "all", "free on one node"]
@@ -161,7 +159,7 @@ def _gpus(args: argparse.Namespace) -> ExitCode:
             row.partition,
             row.model or row.kind or "not typed",
             *map(str, (row.free, row.used, row.blocked, row.down, row.total, row.largest)),
-            *([when(row.starts, datetime.now())] if args.gpus else []),
+            *([row.starts.replace("T", " ")] if args.gpus else []),
         ]
         for row in rows
     ]

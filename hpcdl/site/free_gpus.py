@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from hpcdl.results.gpus import model_of_type
@@ -24,7 +23,6 @@ _NO_JOBS = re.compile(
 _START = re.compile(r"to start at (\S+)")
 _PREFIX = re.compile(r"^(sbatch: |error: |allocation failure: )*")
 _AT_ONCE = 4
-_SOON = timedelta(minutes=1)
 
 
 class NodeGpus(NamedTuple):
@@ -108,15 +106,6 @@ def gpu_rows(nodes: Sequence[NodeGpus]) -> list[GpuRow]:
             )
         )
     return rows
-
-
-def when(starts: str, now: datetime) -> str:
-    """A start as a person reads it: `now`, or the time; a reason as it is. Pure."""
-    try:
-        start = datetime.fromisoformat(starts)
-    except ValueError:
-        return starts
-    return "now" if start - now < _SOON else starts.replace("T", " ")
 
 
 def look(gpus: int = 0, minutes: int = 60) -> list[GpuRow]:

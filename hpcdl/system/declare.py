@@ -264,23 +264,19 @@ def read_file(cls: type, document: Document, version: int | None = None) -> dict
 
 def build(cls: type[_Record], values: Mapping[str, Any], note: _Note | None = None) -> _Record:
     """Return the record of checked written forms; errors of `read` go to `note`, or are raised."""
-    found = _values(cls, values, note)
+    found = values_of(cls, values, note)
     if note and any(one.default is MISSING and one.name not in found for one in entries(cls)):
         return None  # type: ignore[return-value]  # the faults of the document say what is missing
     return cls(**found)
 
 
-def values_of(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of checked written forms by attribute, for a class with more attributes."""
-    return _values(cls, values, None)
-
-
 def changed(record: _Record, values: Mapping[str, Any]) -> _Record:
     """The record with other values for these checked written forms."""
-    return replace(record, **_values(type(record), values, None))  # type: ignore[type-var]
+    return replace(record, **values_of(type(record), values))  # type: ignore[type-var]
 
 
-def _values(cls: type, values: Mapping[str, Any], note: _Note | None) -> dict[str, Any]:
+def values_of(cls: type, values: Mapping[str, Any], note: _Note | None = None) -> dict[str, Any]:
+    """The values of checked written forms by attribute, for a class with more attributes."""
     return {
         entry.name: _value(entry, values[entry.key], (entry.key,), note)
         for entry in entries(cls)

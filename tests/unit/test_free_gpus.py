@@ -1,10 +1,8 @@
 """Free and busy GPUs from what `scontrol show node -d -o` prints."""
 
-from datetime import datetime
-
 import pytest
 
-from hpcdl.site.free_gpus import gpu_rows, gpus_of_nodes, when
+from hpcdl.site.free_gpus import gpu_rows, gpus_of_nodes
 
 
 def line(name="g1", state="IDLE", gres="gpu:v100:4(S:0-1)", used="gpu:v100:0(IDX:N/A)", **more):
@@ -55,10 +53,3 @@ def test_every_partition_and_type_has_a_row_and_slices_have_no_model():
     assert (found["gpu", "v100"].free, found["gpu", "v100"].largest) == (8, 4)
     assert (found["gpu", "a100_1g.5gb"].free, found["gpu", "a100_1g.5gb"].model) == (6, "")
     assert found["gpu", "tesla_p100"].model.startswith("P100")
-
-
-def test_a_start_within_a_minute_is_now_and_a_refusal_is_slurms():
-    now = datetime(2026, 11, 27, 12)
-    assert when("2026-11-27T12:00:30", now) == "now"
-    assert when("2026-11-28T01:00:00", now) == "2026-11-28 01:00:00"
-    assert when("Node count specification invalid", now) == "Node count specification invalid"
