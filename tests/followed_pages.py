@@ -90,7 +90,7 @@ SCENES = {
         left={
             "hpcdl cluster up --slurm": "tests/matrix",
             "hpcdl cluster down": "the tutorials; this page goes on with the cluster",
-        },
+        }
     ),
     "docs/commands.md": Scene(
         left={"": "tests/unit/test_docs.py: it is what the declarations say"}
@@ -108,7 +108,7 @@ SCENES = {
             "/apps/hpcdl": "there is no newer hpcdl",
             "hpcdl site check": "docs/admins.md",
             "hpcdl stack": "docs/admins.md",
-        },
+        }
     ),
     "docs/install.md": Scene(
         left={
@@ -116,16 +116,14 @@ SCENES = {
             "make ": "tests/matrix/test_demo.py",
             "python3 -m venv": "tests/integration/test_wheel.py",
             "/apps/hpcdl": "as above",
-        },
+        }
     ),
     "docs/interactive.md": Scene(left={"": "tests/integration/test_interactive.py"}),
     "docs/lint.md": Scene((r"printf '#!/bin/bash\nsrun hostname\n' > job.sh",)),
     "docs/nightly.md": Scene(
         (UP, "hpcdl site init --output site.yaml"),
         first={"hpcdl check references": SITE_DIGITS, "hpcdl check accept": f"{NIGHTS}; {FINDING}"},
-        names={
-            "3f2a91c0": "$ID",
-        },
+        names={"3f2a91c0": "$ID"},
     ),
     "docs/nights-operation.md": Scene(
         (UP, "hpcdl site init --output site.yaml", NIGHTS),
@@ -134,9 +132,7 @@ SCENES = {
     ),
     "docs/predict.md": Scene((UP, DIGITS), first={"hpcdl predict --partition cpu": TRAINED}),
     "docs/evidence/studies.md": Scene(
-        left={
-            "hpcdl study run hkbu-frameworks": "tests/integration/test_study.py",
-        },
+        left={"hpcdl study run hkbu-frameworks": "tests/integration/test_study.py"}
     ),
     "docs/studies.md": Scene((UP,), left={"export PATH": "this environment"}),
     "docs/training.md": Scene(

@@ -427,12 +427,7 @@ class Errors:
     @property
     def cells(self) -> tuple[str, ...]:
         """As cells of a table."""
-        return (
-            str(self.rows),
-            f"{self.median:.1%}",
-            f"{self.ninetieth:.1%}",
-            f"{self.bias:+.1%}",
-        )
+        return (str(self.rows), f"{self.median:.1%}", f"{self.ninetieth:.1%}", f"{self.bias:+.1%}")
 
 
 def errors(found: Sequence[float]) -> Errors:

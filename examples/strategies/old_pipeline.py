@@ -14,11 +14,7 @@ tf = import_tensorflow(this_place())
 
 from hpcdl.train.__main__ import main  # noqa: E402
 from hpcdl.train.data import opening  # noqa: E402
-from hpcdl.train.data.pipeline import (  # noqa: E402
-    RecordSource,
-    parse,
-    random_crop,
-)
+from hpcdl.train.data.pipeline import RecordSource, parse, random_crop  # noqa: E402
 
 
 class OldPipeline(RecordSource):

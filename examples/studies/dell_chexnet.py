@@ -95,10 +95,7 @@ STUDY = study.Study(
         data={"chests": study.given("chestxray14")},
         jobs=[
             *study.Jobs(
-                "training",
-                "gpus=1,2,4,8,16 partition=v100",
-                f"{FULL} --epochs=10",
-                data="chests",
+                "training", "gpus=1,2,4,8,16 partition=v100", f"{FULL} --epochs=10", data="chests"
             ).each("pipeline", {"new": {"predict": [32]}, "old": {"program": OLD}}),
             *study.Jobs(
                 "binding",

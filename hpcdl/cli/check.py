@@ -378,15 +378,4 @@ def _show_references(args: argparse.Namespace) -> ExitCode:
     return show(args, [*map(asdict, rows)], references_text(rows))
 
 
-GROUP = Group(
-    "check",
-    (
-        _run,
-        _list,
-        _settings,
-        _night,
-        _ci,
-        *check_history.COMMANDS,
-        _references,
-    ),
-)
+GROUP = Group("check", (_run, _list, _settings, _night, _ci, *check_history.COMMANDS, _references))

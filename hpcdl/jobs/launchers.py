@@ -94,13 +94,7 @@ _ROWS = (
         ),
     ),
     Launcher("multiworker", "srun, with TF_CONFIG for tf.distribute", server=True),
-    Launcher(
-        "plain",
-        "srun, for independent processes",
-        gpu_each=False,
-        apart=True,
-        openmp=True,
-    ),
+    Launcher("plain", "srun, for independent processes", gpu_each=False, apart=True, openmp=True),
     Launcher("single", "one process", one_process=True, apart=True, openmp=True),
 )
 LAUNCHERS = {row.name: row for row in _ROWS}

@@ -190,11 +190,7 @@ _SIZE_OF: dict[str, Any] = {
     "write": _size_text,
 }
 _SHAPE: dict[str, Any] = {"sweep": True, "together": "shape", **COUNT}
-_FOLDER: dict[str, Any] = {
-    "metavar": "DIR",
-    "type": "string",
-    "read": _folder,
-}
+_FOLDER: dict[str, Any] = {"metavar": "DIR", "type": "string", "read": _folder}
 
 
 @dataclass(frozen=True)
@@ -312,11 +308,7 @@ class JobSpec:
         free=True,
     )
     data: str | None = option(
-        "data set; the job finds it in HPCDL_DATA",
-        None,
-        metavar="DIR",
-        read=_data,
-        type="string",
+        "data set; the job finds it in HPCDL_DATA", None, metavar="DIR", read=_data, type="string"
     )
     stage: bool = option(
         "copy the data set to node-local disks first", False, **SWITCH, key="stage_data", sweep=True

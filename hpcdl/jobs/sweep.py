@@ -89,10 +89,7 @@ class SweepArray:
 
 
 def plan(
-    site: Site,
-    base: JobSpec,
-    matrix: Mapping[str, Sequence[str]],
-    exclude: Sequence[Values] = (),
+    site: Site, base: JobSpec, matrix: Mapping[str, Sequence[str]], exclude: Sequence[Values] = ()
 ) -> tuple[SweepPoint, ...]:
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     check_matrix(matrix, exclude)

@@ -92,10 +92,7 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
 
 
 def _tell(
-    ranks: Ranks,
-    args: argparse.Namespace,
-    hosts: Sequence[str],
-    seconds: dict[int, list[float]],
+    ranks: Ranks, args: argparse.Namespace, hosts: Sequence[str], seconds: dict[int, list[float]]
 ) -> None:
     import tensorflow as tf
 

@@ -134,11 +134,7 @@ def runs_of(ordered: Iterable[Night], shared: Shared = UNKNOWN) -> Runs:
 
 
 def analyse(
-    series: Sequence[Night],
-    watched: int = 1,
-    shared: Shared = UNKNOWN,
-    *,
-    lower: bool = False,
+    series: Sequence[Night], watched: int = 1, shared: Shared = UNKNOWN, *, lower: bool = False
 ) -> Analysis:
     """Everything there is to say of a series: nights in any order, several per date are one.
 

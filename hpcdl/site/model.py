@@ -330,9 +330,7 @@ class Site:
         **by_name(GpuDescription, NAME),
     )
     partitions: Mapping[str, Partition] = option(
-        "Slurm partitions by name",
-        **by_name(Partition, NAME),
-        minProperties=1,
+        "Slurm partitions by name", **by_name(Partition, NAME), minProperties=1
     )
     stacks: Mapping[str, StackRequest] = option(
         "Software stacks by name",

@@ -10,17 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcdl.system.declare import (
-    PATH,
-    SWITCH,
-    by_name,
-    choice,
-    listed,
-    number,
-    option,
-    text,
-    whole,
-)
+from hpcdl.system.declare import PATH, SWITCH, by_name, choice, listed, number, option, text, whole
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import expand
@@ -151,21 +141,13 @@ class SlurmDialect:
 class Paths:
     """Absolute directories: software `prefix`, jobs' `work` and `datasets`; Lmod's bash init."""
 
-    prefix: Path = option(
-        "Where stacks and modules are published",
-        **_PLACE,
-        example="/apps/hpcdl",
-    )
+    prefix: Path = option("Where stacks and modules are published", **_PLACE, example="/apps/hpcdl")
     work: Path = option(
-        "Where jobs keep scripts, logs, results and checkpoints",
-        **_PLACE,
-        example="/work/$USER",
+        "Where jobs keep scripts, logs, results and checkpoints", **_PLACE, example="/work/$USER"
     )
     datasets: Path = option("Where data sets are", **_PLACE, example="/data")
     lmod_init: Path = option(
-        "Lmod's start-up file for bash",
-        Path("/usr/share/lmod/lmod/init/bash"),
-        **_PLACE,
+        "Lmod's start-up file for bash", Path("/usr/share/lmod/lmod/init/bash"), **_PLACE
     )
 
 

@@ -402,11 +402,7 @@ def cancel(job_ids: Sequence[int]) -> None:
 
 
 def ask(
-    argv: Sequence[str],
-    *,
-    check: bool = True,
-    tied: bool = False,
-    seconds: float = _ANSWER_SECONDS,
+    argv: Sequence[str], *, check: bool = True, tied: bool = False, seconds: float = _ANSWER_SECONDS
 ) -> CommandResult:
     """Run one of Slurm's commands with a clean environment and a time limit in seconds."""
     if shutil.which(argv[0]) is None:

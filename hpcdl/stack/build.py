@@ -286,11 +286,7 @@ class Blocked:
 
 
 def plan_stack(
-    site: Site,
-    name: str | None = None,
-    *,
-    partition: str | None = None,
-    backend: str | None = None,
+    site: Site, name: str | None = None, *, partition: str | None = None, backend: str | None = None
 ) -> tuple[tuple[ReleasePlan, ...], tuple[Blocked, ...]]:
     """The builds of a stack, one per TensorFlow that its GPUs need, and what gets none.
 

@@ -27,20 +27,9 @@ from hpcdl.stack.modules import (
     write_modules,
     write_site_files,
 )
-from hpcdl.stack.release import (
-    BrokenRelease,
-    Release,
-    current_id,
-    read_release,
-    release_ids,
-)
+from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_ids
 from hpcdl.stack.sbom import AUDIT_FILE, AUDIT_LIST, CYCLONEDX_FILE, refresh_sbom, require_answers
-from hpcdl.stack.tree import (
-    CHECKED_FILE,
-    look,
-    require_integrity,
-    require_safe_modes,
-)
+from hpcdl.stack.tree import CHECKED_FILE, look, require_integrity, require_safe_modes
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import clear_leftovers, shared_lock, switch_link

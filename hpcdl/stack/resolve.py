@@ -19,14 +19,7 @@ from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
 from hpcdl.stack.release import BACKENDS, MODULE
 from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, known
-from hpcdl.stack.resolve_solution import (
-    Resolution,
-    Setting,
-    driver_notes,
-    fix,
-    make_problem,
-    solve,
-)
+from hpcdl.stack.resolve_solution import Resolution, Setting, driver_notes, fix, make_problem, solve
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.packages import pythons, that_start

@@ -146,10 +146,7 @@ def show_fault(document: Document, fault: Fault) -> list[str]:
 
 
 def read_document(
-    path: Path,
-    *,
-    if_empty: str = "",
-    require: Callable[[Path, os.stat_result], None] | None = None,
+    path: Path, *, if_empty: str = "", require: Callable[[Path, os.stat_result], None] | None = None
 ) -> Document:
     """Read and parse a YAML file; `if_empty` is an empty one's hint.
 

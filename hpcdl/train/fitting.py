@@ -321,11 +321,7 @@ def group_of(pieces: Sequence[Piece], checkpoint_every: int) -> int:
 
 
 def _are_short(
-    options: TrainOptions,
-    model: Any,
-    recipe: ModelRecipe,
-    ranks: Ranks,
-    callbacks: list[Any],
+    options: TrainOptions, model: Any, recipe: ModelRecipe, ranks: Ranks, callbacks: list[Any]
 ) -> bool:
     """Return whether several steps may be run at a time. Rank 0 measures, for all must agree."""
     short = not options.delay_ms and not keras_parts.need_every_batch(callbacks)

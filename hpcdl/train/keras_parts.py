@@ -178,11 +178,7 @@ def last_activation(model: Any, output: int = 0) -> str | None:
     return activation and str(getattr(activation, "__name__", type(activation).__name__))
 
 
-_FITS = {
-    "Binary": "sigmoid",
-    "Categorical": "softmax",
-    "Sparse": "softmax",
-}
+_FITS = {"Binary": "sigmoid", "Categorical": "softmax", "Sparse": "softmax"}
 
 
 def make_losses(
@@ -284,8 +280,7 @@ def _one_loss(name: str, arguments: dict[str, Any], activation: str | None) -> A
         else "the last layer's activation is unknown"
     )
     raise BadInput(
-        f"{ends}; are outputs logits? {kind.__name__} takes '{fits}' or no activation",
-        hint=_SURE,
+        f"{ends}; are outputs logits? {kind.__name__} takes '{fits}' or no activation", hint=_SURE
     )
 
 

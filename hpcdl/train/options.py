@@ -162,16 +162,10 @@ class TrainOptions:
         **_TEXT,
     )
     export: str | None = option(
-        "write the trained model for Keras and TensorFlow",
-        None,
-        metavar="DIR",
-        **_TEXT,
+        "write the trained model for Keras and TensorFlow", None, metavar="DIR", **_TEXT
     )
     predict: str | None = option(
-        "write a table of the test set's predictions",
-        None,
-        metavar="FILE.csv",
-        **_TEXT,
+        "write a table of the test set's predictions", None, metavar="FILE.csv", **_TEXT
     )
     # For measurements; `--help` does not list them.
     warmup_steps: int = option(argparse.SUPPRESS, 5, **_STEPS)

@@ -115,9 +115,7 @@ def identity_of(fitting: Fitting) -> dict[str, Any]:
 
 
 def measured(
-    training: TrainingProgress | None,
-    options: TrainOptions,
-    metrics: dict[str, float],
+    training: TrainingProgress | None, options: TrainOptions, metrics: dict[str, float]
 ) -> dict[str, Any]:
     """Return the numbers, as far as a training came; None where it never began."""
     if training is None:

@@ -97,10 +97,7 @@ def _release_for_any(site: Site, partition: Partition, *, named: bool) -> Releas
 
 
 def modules_by_partition(
-    site: Site,
-    partitions: Sequence[str] = (),
-    *,
-    published: bool = False,
+    site: Site, partitions: Sequence[str] = (), *, published: bool = False
 ) -> dict[str, Module]:
     """The module of every partition, as its jobs load it; all partitions by default.
 

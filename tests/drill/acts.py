@@ -12,12 +12,7 @@ from pathlib import Path
 from hpcdl.stack.build import BuildPlan, build
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
-from hpcdl.stack.recipe import (
-    own_digest,
-    pack,
-    recipe_of,
-    running_interpreter,
-)
+from hpcdl.stack.recipe import own_digest, pack, recipe_of, running_interpreter
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.spack_backend import adopt as adopting
 from hpcdl.stack.tree import sha256

@@ -26,20 +26,11 @@ PARTITIONS = {
 SIZES = {"1-gpu": {"gpus": 1}, "1-node": {"nodes": 1}, "4-nodes": {"nodes": 4}}
 # The releases whose script differs from that of the release before.
 FORMS = ("20.11", "22.05", "23.11")
-WHOLE = [
-    "a100-4-nodes-23.11",
-    "a100-1-node-23.11",
-    "a100-1-gpu-23.11",
-    "launcher-horovod",
-]
+WHOLE = ["a100-4-nodes-23.11", "a100-1-node-23.11", "a100-1-gpu-23.11", "launcher-horovod"]
 # Not whole, yet nearer to their like than any that is.
 SECOND = ["container-apptainer", "container-apptainer-staged", "gpu-model-gpus-per-node"]
 _RELEASE = Path("/apps/hpcdl/releases/tensorflow-1")
-MODULE = Module(
-    ("tensorflow/2.20.0",),
-    _RELEASE / "modules",
-    "tensorflow-1",
-)
+MODULE = Module(("tensorflow/2.20.0",), _RELEASE / "modules", "tensorflow-1")
 
 
 def script(partition, size, version):

@@ -20,9 +20,7 @@ TEXTS = all_scripts()
 # The script of a release, from that of the newest form: what is replaced, and by what.
 CHANGES = {
     "23.11": [],
-    "22.05": [
-        ("HOSTFILE}", "HOSTFILE,TRES_PER_TASK}"),
-    ],
+    "22.05": [("HOSTFILE}", "HOSTFILE,TRES_PER_TASK}")],
     "20.11": [
         ("HOSTFILE}", "HOSTFILE,TRES_PER_TASK}"),
         (r"^(.*(?:\bsrun|--) --mpi=\w+ --cpus-per-task=\d+)", r"\1 --exact"),

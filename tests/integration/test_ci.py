@@ -27,11 +27,7 @@ def written(kind, folder):
 
 
 @pytest.mark.parametrize(
-    ("kind", "schema"),
-    [
-        ("gitlab", "vendor.gitlab-ci"),
-        ("github", "vendor.github-workflows"),
-    ],
+    ("kind", "schema"), [("gitlab", "vendor.gitlab-ci"), ("github", "vendor.github-workflows")]
 )
 def test_a_pipeline_fits_the_schema_of_its_service(kind, schema, tmp_path):
     words = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema]

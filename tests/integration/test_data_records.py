@@ -17,14 +17,7 @@ pytest.importorskip("PIL", reason="pillow comes with hpcdl[test]")
 from tests.records import example, masked_crc32c, picture, walk, write
 
 pytestmark = pytest.mark.stack
-PHOTOS = (
-    "--count=96",
-    "--test=32",
-    "--shards=3",
-    "--size=128x96",
-    "--bytes=8000",
-    "--classes=10",
-)
+PHOTOS = ("--count=96", "--test=32", "--shards=3", "--size=128x96", "--bytes=8000", "--classes=10")
 SMALL = """
 import tensorflow as tf
 def network(shape, classes):

@@ -246,10 +246,7 @@ def test_a_workflow_of_snakemake(slurm, tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "example", "said"),
-    [
-        ("submitit", SUBMITIT, r"\[11, 22, 33\]"),
-        ("dask_jobqueue", DASK, r"^285$"),
-    ],
+    [("submitit", SUBMITIT, r"\[11, 22, 33\]"), ("dask_jobqueue", DASK, r"^285$")],
 )
 def test_a_client_s_example(slurm, tmp_path, module, example, said):
     config = slurm("scontrol", "show", "config").stdout

@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.reframe_adapter.process import (
-    RECORD_VARIABLE,
-    read_session,
-    supported,
-)
+from hpcdl.regress.reframe_adapter.process import RECORD_VARIABLE, read_session, supported
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.verdict import judge

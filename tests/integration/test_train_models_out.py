@@ -74,13 +74,7 @@ def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs):
     assert json.loads((runs.folder / "out/model.json").read_text())["classes"] == 10
     said = "the directory of --export exists"
     runs.learn(*words, "--steps=1", "--export=out", job="refused", code=2, says=said)
-    tuned = runs.learn(
-        *words,
-        "--steps=5",
-        "--weights=out",
-        "--export=tuned-out",
-        job="tuned",
-    )
+    tuned = runs.learn(*words, "--steps=5", "--weights=out", "--export=tuned-out", job="tuned")
     assert tuned.losses[0] < 0.5, "it begins with what was learnt"
 
 

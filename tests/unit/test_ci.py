@@ -18,15 +18,7 @@ import yaml
 
 from hpcdl.cli import main
 from hpcdl.regress import ci
-from hpcdl.regress.ci import (
-    KINDS,
-    Request,
-    explained,
-    render,
-    run_night,
-    site_file,
-    unit_user,
-)
+from hpcdl.regress.ci import KINDS, Request, explained, render, run_night, site_file, unit_user
 from hpcdl.regress.run_directory import last_page
 from hpcdl.system.errors import BadInput
 
@@ -164,14 +156,7 @@ def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations):
     assert len({named(*run) for run in runs}) == len(runs)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"at": "25:00"},
-        {"notify": "a\nb"},
-        {"site_file": "a\x1bb"},
-    ],
-)
+@pytest.mark.parametrize("bad", [{"at": "25:00"}, {"notify": "a\nb"}, {"site_file": "a\x1bb"}])
 def test_what_cannot_be_rendered_is_refused(three_generations, bad):
     with pytest.raises(BadInput):
         render("gitlab", three_generations, Request(**{"site_file": "s", **bad}))

@@ -146,11 +146,7 @@ def test_nobody_but_its_owner_can_open_a_lock(tmp_path):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        Path.symlink_to,
-        Path.hardlink_to,
-        lambda lock, _: os.mkfifo(lock),
-    ],
+    [Path.symlink_to, Path.hardlink_to, lambda lock, _: os.mkfifo(lock)],
     ids=["link", "hard link", "pipe"],
 )
 def test_what_was_put_in_a_lock_s_place_is_not_written_to(tmp_path, make):

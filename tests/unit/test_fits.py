@@ -55,11 +55,7 @@ def test_of_several_kinds_of_nodes_one_that_fits_is_enough():
 
 
 @given(
-    st.sampled_from(sorted(SITE.partitions)),
-    COUNT,
-    COUNT,
-    COUNT,
-    st.none() | st.integers(1, 5000),
+    st.sampled_from(sorted(SITE.partitions)), COUNT, COUNT, COUNT, st.none() | st.integers(1, 5000)
 )
 @settings(max_examples=300, deadline=None)
 def test_what_the_layout_takes_fits(name, nodes, gpus, cpus, minutes):

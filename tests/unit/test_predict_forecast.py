@@ -11,14 +11,7 @@ from hpcdl.predict.machine import kept_bytes, network, of_partition
 from hpcdl.predict.request import ScalingRequest, answer, expand
 from hpcdl.predict.show import forecast_text
 from hpcdl.predict.start import one_gpu_rows, read_result
-from hpcdl.predict.step import (
-    ModelSplit,
-    SharedCores,
-    StepTime,
-    Workload,
-    feed,
-    pace,
-)
+from hpcdl.predict.step import ModelSplit, SharedCores, StepTime, Workload, feed, pace
 from hpcdl.results.gpus import gpu_named
 from hpcdl.system.errors import BadInput
 

@@ -5,14 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hpcdl import facts
-from hpcdl.predict.machine import (
-    names,
-    network,
-    network_link,
-    of_gpu,
-    roofline,
-    usual_link,
-)
+from hpcdl.predict.machine import names, network, network_link, of_gpu, roofline, usual_link
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.start import from_facts, one_gpu_rows, reached
 from hpcdl.predict.step import Workload, predict_step

@@ -144,11 +144,7 @@ def test_a_plan_that_does_not_fit_is_told_with_a_batch_that_does_or_what_to_do(a
 def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100):
     slow = replace(a100, interconnect=replace(a100.interconnect, measured_gbs=0.5))
     asked = ScalingRequest(
-        slow,
-        "gpt_39b",
-        gpus="8-16",
-        size=2048,
-        plan=ModelSplit(zero=3, checkpointing="full"),
+        slow, "gpt_39b", gpus="8-16", size=2048, plan=ModelSplit(zero=3, checkpointing="full")
     )
     found = answer(asked)
     assert [found.work.memory_bytes(n) <= 80e9 for n in (8, 16)] == [False, True]

@@ -146,12 +146,7 @@ def test_directives_of_the_program_s_script_are_noted(here, line, noted):
 
 @pytest.mark.parametrize(
     "line",
-    [
-        "cat train.py",
-        "python3 train.py sub/tool",
-        "python3 -m train",
-        "python3 -m json.tool sub",
-    ],
+    ["cat train.py", "python3 train.py sub/tool", "python3 -m train", "python3 -m json.tool sub"],
 )
 def test_with_chdir_a_program_finds_what_the_user_does(here, line):
     check(here, line, chdir=here)

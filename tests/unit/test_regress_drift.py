@@ -48,13 +48,7 @@ def test_a_drop_of_20_percent_is_seen_the_same_night(seed):
 
 @pytest.mark.parametrize(
     ("size", "told"),
-    [
-        (0.6, [(Kind.DROP, 60, 60, 61)]),
-        (0.88, []),
-        (0.92, []),
-        (1.1, []),
-        (1.5, []),
-    ],
+    [(0.6, [(Kind.DROP, 60, 60, 61)]), (0.88, []), (0.92, []), (1.1, []), (1.5, [])],
 )
 def test_a_single_spike_fails_its_night_at_most_and_is_no_lasting_change(size, told):
     values = stepped(90, size, until=61)

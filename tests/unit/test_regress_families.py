@@ -143,11 +143,7 @@ def test_nothing_is_copied_faster_than_what_joins_the_gpus(three_generations, na
 
 @pytest.mark.parametrize(
     ("file", "name", "gpus"),
-    [
-        ("data", "input_pipeline", False),
-        ("data", "storage", False),
-        ("training", "alone", True),
-    ],
+    [("data", "input_pipeline", False), ("data", "storage", False), ("training", "alone", True)],
 )
 def test_what_computes_nothing_misses_no_gpu(file, name, gpus):
     check = check_of(file, name)

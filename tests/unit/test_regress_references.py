@@ -6,12 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.regress.propose import rows_of
-from hpcdl.regress.references import (
-    from_runs,
-    read_references,
-    render_references,
-    spread_of,
-)
+from hpcdl.regress.references import from_runs, read_references, render_references, spread_of
 from hpcdl.regress.reframe_adapter.settings import reframe_name
 from hpcdl.regress.training import losses_fall
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -106,12 +101,7 @@ def test_names_become_what_reframe_takes(text):
 
 @pytest.mark.parametrize(
     ("unit", "better", "above"),
-    [
-        ("us", "", True),
-        ("us", "lower", True),
-        ("score", "lower", True),
-        ("images/s", "", False),
-    ],
+    [("us", "", True), ("us", "lower", True), ("score", "lower", True), ("images/s", "", False)],
 )
 def test_a_draft_knows_on_which_side_its_bound_is(unit, better, above):
     metric = {"name": "m", "value": 1.0, "unit": unit, "wanted": True, "better": better}

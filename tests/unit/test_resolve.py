@@ -212,10 +212,7 @@ def test_what_only_a_gpu_rules_out_does_not_matter_to_wheels_for_cpus():
 
 @pytest.mark.parametrize(
     ("question", "said"),
-    [
-        ("tensorflow@2.18", "K80 needs CUDA <= 11.8"),
-        ("driver@535", "R470 is the last"),
-    ],
+    [("tensorflow@2.18", "K80 needs CUDA <= 11.8"), ("driver@535", "R470 is the last")],
 )
 def test_why_not_answers_with_the_chain(question, said):
     (answer,) = why_not(one_gpu("K80"), question, "x", "spack")

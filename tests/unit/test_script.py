@@ -304,16 +304,7 @@ def test_walltimes_are_written_as_slurm_reads_them(minutes, text):
 
 @pytest.mark.parametrize(
     ("minutes", "signal"),
-    [
-        (1, None),
-        (2, None),
-        (3, 30),
-        (4, 60),
-        (5, 90),
-        (6, 120),
-        (60, 120),
-        (2880, 120),
-    ],
+    [(1, None), (2, None), (3, 30), (4, 60), (5, 90), (6, 120), (60, 120), (2880, 120)],
 )
 def test_the_warning_never_comes_before_half_of_the_time(three_generations, minutes, signal):
     """Slurm may send it a minute early; a job that is warned at its start would only requeue."""

@@ -24,11 +24,7 @@ def test_they_end_the_work_as_ctrl_c_does(number):
 
 
 @pytest.mark.parametrize(
-    ("module", "step"),
-    [
-        ("hpcdl.train.program", "prepare"),
-        ("hpcdl.train.data.__main__", "_make"),
-    ],
+    ("module", "step"), [("hpcdl.train.program", "prepare"), ("hpcdl.train.data.__main__", "_make")]
 )
 def test_ctrl_c_ends_the_programs_of_a_release_quietly(module, step, monkeypatch, capsys):
     def stopped(*_):

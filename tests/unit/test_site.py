@@ -139,10 +139,7 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
         (("backend: wheels", "backend: conda"), "not wheels, spack, spack-wheels or venv"),
         (("stacks:", "stacks:\n  store: {backend: spack}"), "'store' is no valid name"),
         (("60}", "60, stack: tf}"), "the stack 'tf' does not serve 'cpu'"),
-        (
-            ("22.05.8", "19.05.2"),
-            "Slurm 19.05.2 is older than the releases that hpcdl supports",
-        ),
+        (("22.05.8", "19.05.2"), "Slurm 19.05.2 is older than the releases that hpcdl supports"),
         (("22.05.8", "9.05"), "'9.05' is no Slurm release"),
         ((SITE[SITE.index("partitions:") :], "partitions: {}\n"), "at least one entry"),
     ],

@@ -9,15 +9,7 @@ from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import lint
 from hpcdl.results.gpus import model_of_type
 from hpcdl.site import load_site
-from hpcdl.site.live import (
-    LiveCluster,
-    compare,
-    describe,
-    draft,
-    is_unedited,
-    plugins_of,
-    reserved,
-)
+from hpcdl.site.live import LiveCluster, compare, describe, draft, is_unedited, plugins_of, reserved
 from hpcdl.slurm import parse
 from hpcdl.system.errors import MissingPrerequisite
 from tests.unit import slurm_output as said
@@ -194,11 +186,7 @@ def test_each_difference_is_one_row_with_its_key(drafted):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"memory_gb": 999, "max_time": "UNLIMITED"},
-        {"hostlist": "p100-02,p100-01"},
-    ],
+    "change", [{"memory_gb": 999, "max_time": "UNLIMITED"}, {"hostlist": "p100-02,p100-01"}]
 )
 def test_less_than_the_cluster_has_and_another_order_are_no_drift(drafted, change):
     p100, cpu = cluster().partitions

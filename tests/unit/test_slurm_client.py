@@ -114,10 +114,7 @@ def test_accounting_tells_tokens_of_jobs_that_slurmctld_forgot(command):
 
 @pytest.mark.parametrize(
     ("said", "error"),
-    [
-        ("Socket timed out on send/recv operation", client.SlurmAway),
-        ("what", CommandFailed),
-    ],
+    [("Socket timed out on send/recv operation", client.SlurmAway), ("what", CommandFailed)],
 )
 def test_a_second_look_that_fails_is_no_exit_code_0(command, said, error):
     squeue(command, f"echo 'squeue: error: {said}' >&2; exit 1")

@@ -5,14 +5,7 @@ import re
 import pytest
 
 from hpcdl.facts import PROOFS, path
-from hpcdl.slurm.rules import (
-    SEVERITIES,
-    SlurmRelease,
-    all_rules,
-    known_releases,
-    mpi_plugins,
-    rule,
-)
+from hpcdl.slurm.rules import SEVERITIES, SlurmRelease, all_rules, known_releases, mpi_plugins, rule
 from hpcdl.system.errors import BadInput
 
 

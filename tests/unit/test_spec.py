@@ -23,11 +23,7 @@ def refusal(**asked):
     return caught.value.render()
 
 
-NO_WORDS = {
-    "a\0b": "has a NUL byte",
-    "x" * 100_001: "too long",
-    "\ud800": "half a character",
-}
+NO_WORDS = {"a\0b": "has a NUL byte", "x" * 100_001: "too long", "\ud800": "half a character"}
 
 
 FORMS = [
@@ -66,13 +62,7 @@ def test_arguments_have_a_bound_together_as_execve_has():
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [
-        ("5", 5),
-        ("0:30", 1),
-        ("1:00:00", 60),
-        ("2-00:00:00", 2880),
-        ("1-12", 2160),
-    ],
+    [("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160)],
 )
 def test_times_are_taken_as_sbatch_takes_them(text, minutes):
     assert minutes_of(text) == minutes
@@ -80,20 +70,7 @@ def test_times_are_taken_as_sbatch_takes_them(text, minutes):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "x",
-        "-1",
-        "1h",
-        "1:2:3:4",
-        "1:75",
-        "\u0665",
-        "5\n",
-        "1-",
-        "unlimited",
-        "0",
-        "0:00",
-    ],
+    ["", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00"],
 )
 def test_what_is_no_time_limit_is_refused(text):
     with pytest.raises(BadInput, match="is not a time limit"):

@@ -10,18 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.stack.recipe import (
-    own_digest,
-    own_files,
-    own_wheel,
-    pack,
-)
-from hpcdl.stack.tree import (
-    add_startup,
-    compile_bytecode,
-    open_to_readers,
-    require_space,
-)
+from hpcdl.stack.recipe import own_digest, own_files, own_wheel, pack
+from hpcdl.stack.tree import add_startup, compile_bytecode, open_to_readers, require_space
 from hpcdl.system.errors import MissingPrerequisite
 
 

@@ -274,12 +274,7 @@ TAG = "https://github.com/tensorflow/tensorflow/archive/v2.0.tar.gz"
     [
         ("py-pyyaml", "6.0.3", f"{PYPI}/p/pyyaml/PyYAML-6.0.3.tgz", "pypi/pyyaml@6.0.3"),
         ("py-tf-keras", "2.1", f"{PYPI}/85/d9/tf_keras-2.1-py3-none-any.whl", "pypi/tf-keras@2.1"),
-        (
-            "py-tf",
-            "2.0",
-            TAG,
-            f"generic/py-tf@2.0?download_url={TAG}",
-        ),
+        ("py-tf", "2.0", TAG, f"generic/py-tf@2.0?download_url={TAG}"),
         ("bash", "5.3", GNU, f"generic/bash@5.3?download_url={GNU}"),
         ("gcc", "12.2.0", "", "generic/gcc@12.2.0"),
     ],

@@ -26,11 +26,7 @@ from hpcdl.regress.history import open_history
 from hpcdl.regress.run_directory import is_held, last_page, new_run, sweep
 from hpcdl.slurm import client, once
 from hpcdl.stack import recipe
-from hpcdl.stack.recipe import (
-    install,
-    record_digest,
-    require_as_built,
-)
+from hpcdl.stack.recipe import install, record_digest, require_as_built
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.tree import compile_bytecode
 from hpcdl.system.errors import BadInput, MissingPrerequisite

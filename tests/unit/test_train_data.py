@@ -19,14 +19,7 @@ from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
 from hpcdl.train.data.photos import PhotoRequest, parts_of, stream, stripes
 from hpcdl.train.data.table import read_table, request_of
 
-ASKED = (
-    "--count=8",
-    "--test=4",
-    "--shards=1",
-    "--size=64x48",
-    "--bytes=3500",
-    "--classes=10",
-)
+ASKED = ("--count=8", "--test=4", "--shards=1", "--size=64x48", "--bytes=3500", "--classes=10")
 
 
 def photos(folder):

@@ -44,11 +44,7 @@ def mpirun(size):
 
 @pytest.mark.parametrize(
     ("environ", "found"),
-    [
-        (SLURM, (3, 6, 1, 2)),
-        (BATCH, (0, 1, 0, 1)),
-        ({**SLURM, **mpirun(2)}, (0, 2, 0, 2)),
-    ],
+    [(SLURM, (3, 6, 1, 2)), (BATCH, (0, 1, 0, 1)), ({**SLURM, **mpirun(2)}, (0, 2, 0, 2))],
     ids=["step", "batch script", "mpirun in an allocation"],
 )
 def test_a_place_is_read_from_its_launcher(environ, found):
@@ -85,11 +81,7 @@ def test_options_survive_the_way_through_a_command_line():
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [
-        ["--epochs=1", "--steps=2"],
-        ["--global-batch=8", "--batch-per-rank=8"],
-    ],
+    "argv", [["--epochs=1", "--steps=2"], ["--global-batch=8", "--batch-per-rank=8"]]
 )
 def test_options_that_exclude_each_other_are_refused(argv):
     with pytest.raises(BadInput, match="exclude each other"):

@@ -53,11 +53,7 @@ class LintFinding(NamedTuple):
 
 
 def lint(
-    text: str,
-    *,
-    name: str,
-    version: str | SlurmRelease,
-    cluster: Cluster | None = None,
+    text: str, *, name: str, version: str | SlurmRelease, cluster: Cluster | None = None
 ) -> tuple[LintFinding, ...]:
     """Return what is wrong with a batch script on a release of Slurm, in the order of its lines.
 

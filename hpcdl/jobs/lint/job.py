@@ -58,12 +58,7 @@ def at(rule: str, place: Option | JobStep | Assignment | Word, detail: str = "")
 class Job:
     """A script, the release that it is for, and its cluster as far as known."""
 
-    def __init__(
-        self,
-        script: BatchScript,
-        release: SlurmRelease,
-        cluster: Cluster | None,
-    ) -> None:
+    def __init__(self, script: BatchScript, release: SlurmRelease, cluster: Cluster | None) -> None:
         self.script, self.release = script, release
         self.cluster = cluster or Cluster()
         parts = script.components

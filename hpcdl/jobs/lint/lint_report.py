@@ -70,12 +70,7 @@ def run_lint(
             continue
         name = str(path)
         _note_of_shell(BatchScript(text, name))
-        findings = lint(
-            text,
-            name=name,
-            version=release,
-            cluster=cluster,
-        )
+        findings = lint(text, name=name, version=release, cluster=cluster)
         if live:
             findings += _of_sbatch(path)
         results.append((name, findings))

@@ -256,12 +256,7 @@ class Results:
             raise Undecided(f"{_LACKING}{_few(names)}")
         return holds
 
-    def _amount(
-        self,
-        what: str,
-        values: Mapping[str, float | None],
-        form: str = ".1%",
-    ) -> Amount:
+    def _amount(self, what: str, values: Mapping[str, float | None], form: str = ".1%") -> Amount:
         """A number of each name; of one that is None, and of missing cells, nothing is known."""
         amounts = {name: value for name, value in values.items() if value is not None}
         lacking = [*(name for name in values if name not in amounts), *self._missing()]

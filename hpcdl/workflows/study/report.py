@@ -102,11 +102,7 @@ def as_data(results: Results) -> dict[str, Any]:
         "answer": results.answer,
         "machine": {"cores": results.cores, "load": results.load},
         "missing": [
-            {
-                "values": dict(gap.cell.named),
-                "state": gap.state,
-                "reason": gap.reason,
-            }
+            {"values": dict(gap.cell.named), "state": gap.state, "reason": gap.reason}
             for gap in results.missing
         ],
         "acceptance": [

@@ -177,10 +177,7 @@ def test_a_waiver_covers_the_next_line_its_own_line_or_the_file(text):
     [
         (STEP, [(3, "kill-on-bad-exit")]),
         # It does not reach the line after the next.
-        (
-            "# hpcdl-lint: allow kill-on-bad-exit may die\ntrue\n" + STEP,
-            [(5, "kill-on-bad-exit")],
-        ),
+        ("# hpcdl-lint: allow kill-on-bad-exit may die\ntrue\n" + STEP, [(5, "kill-on-bad-exit")]),
         (
             "# hpcdl-lint: allow kill-on-bad-exits may die\n" + STEP,
             [(3, "waiver-unknown"), (4, "kill-on-bad-exit")],
