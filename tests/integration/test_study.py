@@ -66,6 +66,7 @@ def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(slurm, site, tm
     said = first.communicate(timeout=60)[1]
     assert first.returncode == 5, said
     assert "resumes" in said
+    assert "can run jobs now" not in said, "nodes that are taken are not down"
 
     # While the blocker holds all nodes no cell can have failed, and so none may be queued again.
     slurm(*words, "--no-wait", timeout=280, check=False)

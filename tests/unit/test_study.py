@@ -401,21 +401,3 @@ def test_a_report_is_of_the_partitions_that_the_study_was_run_on(study, tmp_path
     plan = study(jobs("gpus=1 partition=p100,v100"), partitions=("v100", "k80"))
     running.note_run(plan)
     assert running.noted_run(plan.folder).partitions == ("v100", "k80")
-
-
-@pytest.mark.parametrize(
-    ("states", "said"),
-    [
-        (("IDLE", "DOWN*"), []),
-        (("DOWN*", "IDLE+DRAIN"), ["no node of 'p100' can run jobs now (2 nodes: fan failed)"]),
-    ],
-    ids=["one is left", "all are down"],
-)
-def test_a_partition_without_a_node_is_named_with_slurm_s_reason(study, monkeypatch, states, said):
-    plan = study()
-    nodes = [
-        Mock(partitions=("p100",), state=state, reason="" if state == "IDLE" else "fan failed")
-        for state in states
-    ]
-    monkeypatch.setattr(client, "nodes", lambda: nodes)
-    assert [line.split(";")[0] for line in running.nodes_down(plan)] == said
