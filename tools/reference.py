@@ -15,8 +15,8 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.cli import GROUPS, load_group
 from hpcdl.cli.framework import Command, Group, build_parser
+from hpcdl.system.document import Schema
 from hpcdl.system.errors import MEANINGS, ExitCode
-from hpcdl.system.schema import Schema
 
 _MADE = "<!-- Made by `make docs` from {source}. -->\n\n"
 _MANY = 20

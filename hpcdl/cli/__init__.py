@@ -17,8 +17,7 @@ from hpcdl import __version__
 from hpcdl.cli.framework import Command, Group, build_parser, command_hint
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, of_the_system
 from hpcdl.system.files import careful_umask
-from hpcdl.system.inert import discard, inert_output
-from hpcdl.system.text import did_you_mean, listed, nearest, one_of, wrapped
+from hpcdl.system.text import did_you_mean, discard, inert_output, listed, nearest, one_of, wrapped
 
 # For whom -> name of a module of this package -> what the overview says of it. The module holds a
 # GROUP or a COMMAND of that name.

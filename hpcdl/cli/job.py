@@ -299,7 +299,7 @@ def _watch_to_the_end(
 ) -> ExitCode:
     """Follow the job; with --json, print `data` and how the job ended, as one object."""
     from hpcdl.jobs.watch import as_line, follow, watched
-    from hpcdl.system.safe_read import last_text
+    from hpcdl.system.files import last_text
 
     snapshot = None
     with watched(submission), StatusLine(quiet=args.json) as status:
@@ -338,7 +338,7 @@ def _submission_data(submission: Submission) -> dict[str, object]:
 def _log(args: argparse.Namespace) -> ExitCode:
     """Print the end of a job's log; with -f, follow it until the job ends."""
     from hpcdl.jobs.watch import watched
-    from hpcdl.system.safe_read import last_text
+    from hpcdl.system.files import last_text
 
     submission = _found(the_site(args), args.job)
     # Where the file ends now is where following begins: nothing is printed twice or left out.
@@ -384,7 +384,7 @@ def _print_new(path: Path, start: int) -> int:
 
 
 def _pieces(path: Path, start: int) -> Iterator[bytes]:
-    from hpcdl.system.safe_read import open_regular
+    from hpcdl.system.files import open_regular
 
     try:
         with open_regular(path, "log") as file:

@@ -98,8 +98,7 @@ def as_data(value: Any) -> Any:
 def _init(args: argparse.Namespace) -> ExitCode:
     """Draft a commented site file from the live Slurm; exit 6 if values are missing."""
     from hpcdl.site.live import draft, is_unedited, look
-    from hpcdl.system.files import write_atomic
-    from hpcdl.system.safe_read import read_regular
+    from hpcdl.system.files import read_regular, write_atomic
 
     if args.output and args.output.is_dir():
         raise BadInput(f"{args.output} is a directory", hint="name a file in it")

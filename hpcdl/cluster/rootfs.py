@@ -21,12 +21,18 @@ from hpcdl import facts
 from hpcdl.cluster.shape import ClusterState
 from hpcdl.slurm.rules import SlurmRelease
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, locked, switch_link, write_atomic, write_json
+from hpcdl.system.files import (
+    explain_os_errors,
+    locked,
+    read_regular,
+    switch_link,
+    write_atomic,
+    write_json,
+)
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.packages import apt_line, find_program, look, missing_names
 from hpcdl.system.resources import cache
 from hpcdl.system.run import run
-from hpcdl.system.safe_read import read_regular
 from hpcdl.system.trust import require_private
 
 _RECORD = "hpcdl-root.json"

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import write_atomic
-from hpcdl.system.safe_read import read_regular
+from hpcdl.system.files import read_regular, write_atomic
 from hpcdl.system.text import bash_word
 
 NAME = "environment"

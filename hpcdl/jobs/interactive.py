@@ -27,8 +27,7 @@ from hpcdl.jobs import environment
 from hpcdl.jobs.script import default_job_dir, render_script, render_shell
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
-from hpcdl.system.files import write_atomic
-from hpcdl.system.safe_read import read_regular
+from hpcdl.system.files import read_regular, write_atomic
 from hpcdl.system.text import utc_stamp
 
 if TYPE_CHECKING:

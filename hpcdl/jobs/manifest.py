@@ -11,8 +11,7 @@ from typing import Any
 from hpcdl.results.records import at
 from hpcdl.slurm.once import embedded_cluster
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import write_json
-from hpcdl.system.safe_read import read_regular
+from hpcdl.system.files import read_regular, write_json
 
 _MOST_BYTES = 200_000_000
 _SCHEMA = 2

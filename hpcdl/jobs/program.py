@@ -21,7 +21,7 @@ from pathlib import Path
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.slurm.unwrap import SHELLS, is_agent, program_of
 from hpcdl.system.errors import BadInput
-from hpcdl.system.safe_read import MAX_BYTES, open_regular
+from hpcdl.system.files import MAX_BYTES, open_regular
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
 # Options that take the next argument, and those after which no script is named.

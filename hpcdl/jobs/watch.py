@@ -21,7 +21,7 @@ from hpcdl.results.records import PROGRESS, RESULT
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, Stopped
-from hpcdl.system.safe_read import read_regular
+from hpcdl.system.files import read_regular
 from hpcdl.system.signals import terminable
 from hpcdl.system.text import duration
 from hpcdl.system.trust import user_of

@@ -32,9 +32,8 @@ from hpcdl.regress.references import (
 )
 from hpcdl.site import Site
 from hpcdl.slurm.execution import current_or_cluster
-from hpcdl.system.document import read_document
+from hpcdl.system.document import check, read_document
 from hpcdl.system.errors import BadInput
-from hpcdl.system.schema import check
 from hpcdl.system.text import did_you_mean
 
 SCHEMA = 1

@@ -20,8 +20,7 @@ from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import Verdict, bounds_text, number
 from hpcdl.results.faults import Status
 from hpcdl.results.records import PROGRESS
-from hpcdl.system.inert import in_a_line
-from hpcdl.system.text import count_of, duration, paint, table
+from hpcdl.system.text import count_of, duration, in_a_line, paint, table
 
 _STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "red"}
 _CAUSES = 9

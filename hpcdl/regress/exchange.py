@@ -29,7 +29,7 @@ from hpcdl.regress.runner import CheckOutcome, Plain, as_data, with_evidence
 from hpcdl.regress.verdict import Verdict, judge
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.system.errors import BadInput, PartlyDone
-from hpcdl.system.safe_read import open_regular, read_regular
+from hpcdl.system.files import open_regular, read_regular
 
 SCHEMA = 1
 MAX_LINE = 1_000_000

@@ -16,7 +16,7 @@ from hpcdl.regress.identity import place_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.records import VERDICTS
 from hpcdl.system.errors import BadInput
-from hpcdl.system.inert import markdown_cell, prometheus_label, xml_attribute
+from hpcdl.system.text import markdown_cell, prometheus_label, xml_attribute
 
 Run = Mapping[str, Any]
 _STATUSES = "PASS FAIL ERROR NO-REFERENCE STALE INSUFFICIENT-DATA SKIP XFAIL"

@@ -27,13 +27,11 @@ from urllib.parse import urlsplit
 from hpcdl import facts
 from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.causes import POOLED, causes_of
-from hpcdl.system.document import InvalidDocument, read_document
+from hpcdl.system.document import InvalidDocument, check, read_document
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import write_atomic
-from hpcdl.system.inert import in_a_line, inert_values
+from hpcdl.system.files import read_regular, write_atomic
 from hpcdl.system.resources import home
-from hpcdl.system.safe_read import read_regular
-from hpcdl.system.schema import check
+from hpcdl.system.text import in_a_line, inert_values
 from hpcdl.system.trust import require_known_owner
 
 SECONDS = 10.0

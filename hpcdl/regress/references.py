@@ -23,10 +23,9 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import Site
 from hpcdl.slurm.execution import recorded
-from hpcdl.system.document import Document, read_document
+from hpcdl.system.document import Document, check, read_document
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import clear_leftovers, locked, write_atomic
-from hpcdl.system.schema import check
 
 SCHEMA = 1
 MIN_RUNS = 3

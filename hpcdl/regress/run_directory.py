@@ -25,7 +25,7 @@ from hpcdl.slurm import client, once
 from hpcdl.slurm.parse import ACTIVE
 from hpcdl.system import files
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.safe_read import read_regular
+from hpcdl.system.files import read_regular
 from hpcdl.system.text import utc_stamp
 
 SUBMITTING, SUBMITTED = "SUBMITTING", "SUBMITTED"

@@ -36,8 +36,7 @@ from hpcdl.slurm import client
 from hpcdl.slurm.execution import ExecutionProfile, current
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput, HpcdlError, Stopped
-from hpcdl.system.files import write_atomic
-from hpcdl.system.safe_read import last_text
+from hpcdl.system.files import last_text, write_atomic
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_known_owners
 

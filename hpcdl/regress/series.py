@@ -15,7 +15,7 @@ from hpcdl.regress.drift import Analysis
 from hpcdl.regress.identity import LARGEST, Night
 from hpcdl.regress.verdict import number
 from hpcdl.system.errors import BadInput
-from hpcdl.system.safe_read import read_regular
+from hpcdl.system.files import read_regular
 from hpcdl.system.text import count_of
 
 COLUMNS = ("date", "value", "release", "driver", "node")

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import as_json, write_atomic
+from hpcdl.system.files import as_json, read_regular, write_atomic
 from hpcdl.system.frozen import dataclass
-from hpcdl.system.safe_read import read_regular
 
 Values = dict[str, Any]
 
@@ -104,7 +103,7 @@ class Format:
 
         Raises BadInput: it is no mapping.
         """
-        from hpcdl.system.schema import check_values
+        from hpcdl.system.document import check_values
 
         if not isinstance(value, dict):
             raise BadInput(f"{path} is no {self.name}: it holds no mapping")

@@ -20,9 +20,8 @@ from hpcdl.site.model import Site
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.rules import known_release
 from hpcdl.system.declare import schema_of
-from hpcdl.system.document import Document, parse_bytes
+from hpcdl.system.document import Document, Schema, check, parse_bytes, short
 from hpcdl.system.errors import BadInput
-from hpcdl.system.schema import Schema, check, short
 from hpcdl.system.text import did_you_mean
 
 _CPU_ONLY = "leave out `gpu`: the partition then serves CPU jobs, as do all others"

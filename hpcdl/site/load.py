@@ -19,8 +19,8 @@ from hpcdl.site.model import Partition, Site, SpackSettings, StackRequest
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.declare import build, values_of
 from hpcdl.system.errors import BadInput
+from hpcdl.system.files import read_regular
 from hpcdl.system.resources import cached, folder, home
-from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_known_owner
 

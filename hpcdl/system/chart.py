@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from textwrap import wrap
 
-from hpcdl.system.inert import inert
+from hpcdl.system.text import inert
 
 # Okabe and Ito's colours, which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

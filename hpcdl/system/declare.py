@@ -44,10 +44,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from hpcdl.system.document import Document, Fault, Mark, Scalar
+from hpcdl.system.document import Document, Fault, Mark, Scalar, Schema, check_node
+from hpcdl.system.document import check as check_document
 from hpcdl.system.errors import BadInput
-from hpcdl.system.schema import Schema, check_node
-from hpcdl.system.schema import check as check_document
 from hpcdl.system.text import count_of
 
 COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": 1_000_000}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from hpcdl.system.inert import inert
+from hpcdl.system.text import inert
 
 
 class ExitCode(IntEnum):

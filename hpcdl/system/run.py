@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite, Stopped
-from hpcdl.system.files import explain_os_errors, make_directory, write_atomic
+from hpcdl.system.files import explain_os_errors, last_text, make_directory, write_atomic
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import home
-from hpcdl.system.safe_read import last_text
 from hpcdl.system.signals import noted
 from hpcdl.system.text import duration, utc_stamp
 

@@ -34,7 +34,7 @@ from hpcdl.results.records import EXPECTATION, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.safe_read import read_regular
+from hpcdl.system.files import read_regular
 from hpcdl.system.text import duration
 from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch, parse
 from hpcdl.train.options import steps_of as planned_steps

@@ -28,8 +28,7 @@ from hpcdl.stack.publish import serves
 from hpcdl.stack.release import Release
 from hpcdl.stack.verify import RANKS, Check, Gate, GateRun, Proof, check_files, judge, read_seen
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
-from hpcdl.system.files import write_atomic
-from hpcdl.system.safe_read import last_text
+from hpcdl.system.files import last_text, write_atomic
 from hpcdl.system.signals import terminable, undivided
 from hpcdl.system.text import utc_now, utc_stamp
 

@@ -16,7 +16,7 @@ from hpcdl.regress.run_directory import json_lines
 from hpcdl.regress.series import read_series
 from hpcdl.results.records import RESULT, VERDICTS
 from hpcdl.system.errors import BadInput
-from hpcdl.system.safe_read import last_text
+from hpcdl.system.files import last_text
 
 HUGE = 2_000_000_000
 MEMORY = 100_000_000

@@ -26,10 +26,8 @@ from hpcdl.regress.formats import FORMATS, as_junit
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.report.page import night_page
-from hpcdl.system import inert
 from hpcdl.system.errors import BadInput
-from hpcdl.system.inert import UNSEEN, inert_output, markdown_cell
-from hpcdl.system.text import StatusLine, paint, table
+from hpcdl.system.text import UNSEEN, StatusLine, inert, inert_output, markdown_cell, paint, table
 from tests import make
 
 HOSTILE = "=2+2\x1b[2J\x07\x9b31m\r\u202egnp.exe\u200b\u2066\ufeff\x00<b>|`x`[a](b)\U000e0041\nPASS"
@@ -107,7 +105,7 @@ def test_json_says_the_same(text):
 @given(TEXTS)
 def test_junit_is_read_back_as_what_is_seen(text):
     suite = ET.fromstring(as_junit({"seconds": 1.0, "verdicts": [verdict(text)]}))
-    assert suite.find(".//failure").get("message") == inert.inert(text)
+    assert suite.find(".//failure").get("message") == inert(text)
 
 
 def test_a_name_makes_no_line_no_link_and_no_code_of_a_table():

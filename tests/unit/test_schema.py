@@ -16,9 +16,8 @@ from hpcdl import facts
 from hpcdl.regress.identity import Series
 from hpcdl.regress.references import Reference as CheckReference
 from hpcdl.site.check import site_schema
-from hpcdl.system.document import InvalidDocument, parse_document
+from hpcdl.system.document import InvalidDocument, check, parse_document
 from hpcdl.system.resources import folder
-from hpcdl.system.schema import check
 
 SITE = site_schema()
 EXAMPLES = sorted((folder("templates") / "sites").glob("*.yaml"))

@@ -22,8 +22,8 @@ from hpcdl.jobs.lint.shell import parser
 from hpcdl.slurm.rules import SEVERITIES, SlurmRelease, as_release, known_releases, rule
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
+from hpcdl.system.files import unreadable
 from hpcdl.system.resources import to_install
-from hpcdl.system.safe_read import unreadable
 from hpcdl.system.text import count_of, paint
 
 if TYPE_CHECKING:

@@ -34,10 +34,9 @@ from hpcdl.regress.report.figures import Figure, describe_metric, signed
 from hpcdl.regress.run_directory import began, is_named_as_run
 from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.system.errors import BadInput
-from hpcdl.system.inert import inert, inert_text, inert_values
+from hpcdl.system.files import open_regular
 from hpcdl.system.resources import folder, templates
-from hpcdl.system.safe_read import open_regular
-from hpcdl.system.text import duration, plain
+from hpcdl.system.text import duration, inert, inert_text, inert_values, plain
 
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "figures.js", "page.js")
 _STYLES = ("uplot/uPlot.min.css", "style.css")

@@ -33,8 +33,7 @@ from hpcdl.stack.spack_backend.adopt import Adoption, adopt
 from hpcdl.stack.spack_backend.environment import Spack, SpackEnvironment, environment_of
 from hpcdl.stack.tree import require_space
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, shared_lock, write_atomic
-from hpcdl.system.safe_read import last_text
+from hpcdl.system.files import explain_os_errors, last_text, shared_lock, write_atomic
 from hpcdl.system.text import StatusLine, duration
 
 _STAMP = ".solved"

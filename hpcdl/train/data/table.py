@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.safe_read import unreadable
+from hpcdl.system.files import unreadable
 from hpcdl.train.data.dataset import FINDINGS
 
 _NOTHING = {"", "no finding"}

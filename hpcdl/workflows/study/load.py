@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.files import read_regular
 from hpcdl.system.resources import folder
-from hpcdl.system.safe_read import read_regular
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_known_owner
 from hpcdl.workflows.study.declared import Study

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from hpcdl.jobs.sweep import ACTIVE, DONE, IMPOSSIBLE, RunStatus
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import write_json
-from hpcdl.system.safe_read import last_text, read_regular
+from hpcdl.system.files import last_text, read_regular, write_json
 from hpcdl.workflows.study.cells import Cell, Plan
 from hpcdl.workflows.study.declared import Values
 

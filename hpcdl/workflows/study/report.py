@@ -15,8 +15,7 @@ from typing import Any
 from hpcdl import __version__
 from hpcdl.system.chart import Panel, svg
 from hpcdl.system.files import write_atomic, write_json
-from hpcdl.system.inert import markdown_cell
-from hpcdl.system.text import count_of
+from hpcdl.system.text import count_of, markdown_cell
 from hpcdl.workflows.study.cells import Plan
 from hpcdl.workflows.study.charts import ResultTable
 from hpcdl.workflows.study.findings import ANSWERS, Results

@@ -19,8 +19,7 @@ from hpcdl.jobs.watch import follow
 from hpcdl.slurm import client
 from hpcdl.slurm.once import embedded_cluster
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
-from hpcdl.system.files import locked
-from hpcdl.system.safe_read import last_text
+from hpcdl.system.files import last_text, locked
 from hpcdl.system.text import count_of
 from hpcdl.workflows.study.cells import Plan, data_folder
 from hpcdl.workflows.study.findings import Results
