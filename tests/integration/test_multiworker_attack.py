@@ -17,7 +17,7 @@ import pytest
 
 from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.state import read_state
-from tests.integration.test_training_job import jobs, options
+from tests.integration.test_study import jobs, options
 from tests.strangers import as_root
 from tests.waiting import wait_for
 

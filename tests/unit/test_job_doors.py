@@ -4,13 +4,15 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.cli.framework import build_parser
-from hpcdl.jobs.spec import JobSpec, Memory, check_spec
+from hpcdl.jobs.launchers import LAUNCHERS
+from hpcdl.jobs.spec import JobSpec, Memory, check_spec, job_schema, load_request
 from hpcdl.system.declare import build, check, entries, read_file, to_argv, typed, written
 from hpcdl.system.document import parse_document
 from hpcdl.system.errors import BadInput
@@ -205,3 +207,79 @@ def test_a_sweep_varies_every_key_of_a_job_or_refuses_it_by_name(key, hpcdl, tmp
         assert len(texts) == len(values.split(","))
     else:
         assert f"--over {key}: all points of a sweep have the same" in done.err
+
+
+# job.yaml: the options of `job submit` as a file; options on the command line go before it.
+
+JOB_FILE = """\
+schema: 1
+partition: v100
+gpus: 16
+time: 2:00:00
+name: mine
+modules: []
+env: {LR: "0.1", KEEP: it}
+preflight: false
+program: [python, -c, pass, --lr, 0.1, "a b"]
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path):
+    file = tmp_path / "job.yaml"
+    file.write_text(JOB_FILE)
+    return file
+
+
+def render(hpcdl, file, *words):
+    line = ["job", "render", "--site", "p100-v100-k80", "--file", str(file), *words]
+    return hpcdl(*line).out.splitlines()
+
+
+def test_the_schema_is_valid_json_schema_and_knows_every_launcher():
+    jsonschema.Draft202012Validator.check_schema(job_schema())
+    assert job_schema()["properties"]["launcher"]["enum"] == list(LAUNCHERS)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--gpus", "8"], "#SBATCH --nodes=1"),
+        (["--nodes", "3", "--gpus-per-node", "2"], "#SBATCH --gpus-per-node=v100:2"),
+        (["--partition", "p100"], "#SBATCH --nodes=4"),
+        (["--time", "5"], "#SBATCH --time=00:05:00"),
+        (["--name", "other"], "#SBATCH --job-name=other"),
+        (["--env", "MORE=9"], "for hpcdl_name in LR KEEP MORE; do"),
+        (["--module", "cuda/12"], "module load cuda/12 || hpcdl_leave 20"),
+        (["--", "echo", "b"], '  sh -c "$HPCDL_RANK" rank echo b &'),
+    ],
+)
+def test_options_go_before_the_file(job_file, hpcdl, words, line):
+    assert line in render(hpcdl, job_file, *words)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("schema: 1\n", "", "the file lacks the key 'schema'"),
+        ("name: mine", "launcher: mpirun", "did you mean 'mpi-mpirun'?"),
+        ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
+        ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
+    ],
+)
+def test_faults_are_shown_with_their_place(job_file, old, new, said):
+    assert old in JOB_FILE
+    job_file.write_text(JOB_FILE.replace(old, new))
+    with pytest.raises(BadInput) as caught:
+        load_request(job_file)
+    assert said in caught.value.render()
+
+
+def test_a_path_may_begin_with_the_home(tmp_path, hpcdl, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    file = tmp_path / "job.yaml"
+    file.write_text("schema: 1\ndata: ~/set\njob_dir: ~/runs/a\nmodules: []\n")
+    lines = render(hpcdl, file)
+    assert "export HPCDL_DATA=/home/me/set" in lines
+    assert "export HPCDL_JOB_DIR=/home/me/runs/a" in lines
+    assert "export HPCDL_DATA=/home/me/other" in render(hpcdl, file, "--data=~/other")

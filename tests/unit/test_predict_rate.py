@@ -1,17 +1,29 @@
 """One GPU's rate: the right GPU, published rows near in batch and framework, no jumps."""
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from hpcdl import facts
-from hpcdl.predict.machine import names, network, network_link, of_gpu, roofline, usual_link
+from hpcdl.predict.machine import (
+    Link,
+    allreduce,
+    names,
+    network,
+    network_link,
+    of_gpu,
+    of_partition,
+    roofline,
+    usual_link,
+)
 from hpcdl.predict.request import ScalingRequest, answer
-from hpcdl.predict.start import from_facts, one_gpu_rows, reached
+from hpcdl.predict.start import Exchange, bus_rate, from_facts, one_gpu_rows, reached, with_exchange
 from hpcdl.predict.step import Workload, predict_step
 from hpcdl.results.gpus import gpu_named, model_of_type
 from hpcdl.system.errors import BadInput
-from tools.published import gpu_of
+from tools import language, validate
+from tools.published import errors, form_of, gpu_of, machine_of, pairs, rows
 
 GPUS = ("K80", "P100-PCIe", "V100-SXM2", "A100-SXM4-80GB", "H100-SXM5", "T4")
 
@@ -179,3 +191,166 @@ def test_tcp_reaches_less_of_a_faster_network_than_rdma(fabric, gbps, gbs):
     assert network_link(fabric, gbps).bandwidth / 1e9 == pytest.approx(gbs, rel=0.01)
     faster = network_link(fabric, 2 * gbps).bandwidth
     assert network_link(fabric, gbps).bandwidth < faster <= 2 * network_link(fabric, gbps).bandwidth
+
+
+# A site's own all-reduce check as the links of the model.
+
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+SLOW = Link("slow", 40e-6, 0.5e9)
+
+
+def took(machine, local, nodes, size):
+    """Seconds of a message by the model."""
+    return min(line.seconds(size) for line in allreduce(machine, local, nodes))
+
+
+def a_check(machine, local, nodes, wait=0.0):
+    """What the check finds where its messages take as long as on `machine`, and `wait` each."""
+    passes = 2 * (local * nodes - 1) / (local * nodes)
+    times = {size: wait + took(machine, local, nodes, size) for size in SIZES}
+    rates = [(size, size / seconds * passes / 1e9) for size, seconds in times.items()]
+    return Exchange("set.yaml", nodes, local, bus_rate(rates))
+
+
+@pytest.fixture
+def p100(three_generations):
+    return of_partition(three_generations.partition("p100"))
+
+
+@pytest.mark.parametrize(("local", "nodes"), [(2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (4, 8)])
+def test_the_model_says_of_large_messages_what_was_measured(p100, local, nodes):
+    """What every message waits for, such as Horovod's cycle, is not bandwidth."""
+    truth = replace(p100, network=SLOW, inside=SLOW._replace(bandwidth=2e9))
+    start = p100 if nodes == 1 else replace(truth, network=p100.network)
+    found = with_exchange(start, a_check(truth, local, nodes, wait=1e-3))
+    if nodes > 1:
+        assert found.network.latency == p100.network.latency
+    expected = took(truth, local, nodes, SIZES[-1])
+    assert took(found, local, nodes, SIZES[-1]) == pytest.approx(expected, rel=0.02)
+
+
+def test_a_largest_message_that_took_no_longer_than_the_next_says_nothing():
+    assert bus_rate([(65536, 1.0), (131072, 4.0)]) is None
+
+
+def test_a_slow_network_that_was_measured_slows_the_forecast(three_generations, p100):
+    near, far = a_check(p100, 4, 1), a_check(replace(p100, network=SLOW), 4, 2)
+    request = ScalingRequest(three_generations.partition("p100"), "vgg16", gpus="16")
+    plain, slow = answer(request), answer(replace(request, exchanges=(near, far)))
+    assert slow.points[0].images_per_second < plain.points[0].images_per_second
+    assert "8 ranks on 2 nodes" in slow.request.exchanges[1].describe
+    assert "measured" in slow.machine.network.name
+
+
+# What predictions ship is what the tools fit, and how far left-out sources are off.
+
+
+@pytest.fixture(scope="module")
+def law_pairs():
+    return [validate.law_pair(pair) for pair in pairs(rows())[0]]
+
+
+@pytest.fixture(scope="module")
+def losses(law_pairs):
+    return validate.losses_left_out(law_pairs)
+
+
+def off(found, losses):
+    return errors([math.exp(p.loss - loss) - 1 for p, loss in zip(found, losses, strict=True)])
+
+
+def test_rows_of_a_source_that_was_left_out_are_met(law_pairs, losses):
+    found = off(law_pairs, losses)
+    assert found.rows > 900
+    assert found.median <= 0.034
+    assert found.ninetieth <= 0.155
+
+
+def test_the_law_beats_the_constant_one_overall(law_pairs, losses):
+    simple = [
+        math.log((1 + 0.03 * math.log2(p.gpus[0])) / (1 + 0.03 * math.log2(p.gpus[1])))
+        for p in law_pairs
+    ]
+    assert off(law_pairs, losses).median < 0.76 * off(law_pairs, simple).median
+    assert off(law_pairs, losses).ninetieth < off(law_pairs, simple).ninetieth
+
+
+def test_three_quarters_or_more_lie_in_the_range_of_eight_in_ten(law_pairs, losses):
+    parts = validate._ranges_left_out(law_pairs, losses)
+    assert 0.75 <= parts["all"] <= 0.85
+    assert all(0.75 <= part <= 0.87 for part in parts.values())
+
+
+def test_what_is_shipped_is_what_is_fitted(law_pairs, losses):
+    shipped = facts.load("predict")
+    fitted = validate.fit_law(law_pairs)
+    assert tuple(shipped["law"].values()) == pytest.approx(fitted, abs=0.001)
+    assert shipped["ranges"] == validate.ranges_of(law_pairs, losses)
+    assert shipped["effects"] == validate.fit_effects(validate.single_rows())
+    assert shipped["utilisation"] == language.fitted()
+
+
+def test_the_rows_of_the_product_are_those_of_the_data():
+    beside, table = validate.shipped_rows()
+    assert facts.path("throughput").read_text() == beside
+    assert facts.rows_path("throughput").read_text() == table
+
+
+def test_facts_at_run_time_are_small():
+    names = ("networks", "transformers", "predict", "links", "throughput", "gpus")
+    sizes = [facts.path(name).stat().st_size for name in names]
+    assert sum(sizes) + facts.rows_path("throughput").stat().st_size <= 80_000
+
+
+def test_every_row_of_several_gpus_is_compared_or_has_a_reason():
+    found, unfit = pairs(rows())
+    named = sorted([*(pair.row.id for pair in found), *unfit])
+    assert named == sorted(row.id for row in rows() if row.gpus != 1)
+    assert all(unfit.values())
+
+
+@pytest.mark.parametrize(
+    ("update", "form"),
+    [
+        ("tf.distribute", "no_overlap"),
+        ("multi_gpu wrapper, CPU", "no_overlap"),
+        ("ddp", "ddp"),
+        ("replicated (no NCCL)", "parameter_server"),
+        ("replicated", "horovod"),
+        ("horovod", "horovod"),
+    ],
+)
+def test_the_form_of_exchange_is_what_the_row_names(update, form):
+    from dataclasses import replace
+
+    assert form_of(replace(rows()[0], update=update)) == form
+
+
+@pytest.mark.parametrize(
+    ("words", "link", "network"),
+    [
+        ("PCIe, 10 GbE", "pcie3", "ethernet 10 Gb/s"),
+        ("NVLink; 2x EDR InfiniBand", "nvlink", "infiniband 200 Gb/s"),
+        ("NVLink 300 GB/s, RoCE 25Gb/s", "nvlink", "roce 25 Gb/s"),
+        ("AWS, 25 Gb/s", "nvlink", "cloud 25 Gb/s"),
+        ("", "nvlink", "infiniband 100 Gb/s"),
+    ],
+)
+def test_an_unknown_host_has_the_links_that_its_row_names(words, link, network):
+    from dataclasses import replace
+
+    row = replace(rows()[0], gpu="V100-SXM2", hardware="a box", interconnect=words, nodes=1)
+    machine = machine_of(row, 4)
+    assert (machine.inside.name, machine.network.name) == (link, network)
+
+
+def test_language_models_are_as_near_as_the_docs_say():
+    known = language.rows()
+    found = language.grouped(language.left_out(known))
+    assert errors(found[" all with fused attention"]).median < 0.094
+    assert errors(found[" all with fused attention"]).ninetieth < 0.25
+    kept = errors([off for row, off in language.left_out(known) if not row.late])
+    assert (kept.rows, kept.median < 0.09, kept.ninetieth < 0.25) == (463, True, True)
+    memory = language.memory_errors(known)
+    assert errors(memory["activations"]).ninetieth < 0.05
+    assert len(memory["in all"]) == 116
