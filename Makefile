@@ -53,7 +53,7 @@ drill: system venv  ## commands killed, disks full, Slurm away: hours; DRILLS=0.
 	$(BIN)/python -m tests.drill $(DRILL)
 
 bench: system venv  ## speed of training, and how soon a drop is seen
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m tools.bench
 
 lint: venv  ## ruff and mypy --strict
 	@$(BIN)/ruff check .

@@ -313,7 +313,7 @@ class StatusLine:
 
 # ---- words for bash, byte for byte: plain ones stay readable, unseen signs are `$'...'` ----
 
-_UNSEEN = re.compile(rf"[\t\n]|{UNSEEN.pattern}")
+_UNPRINTED = re.compile(rf"[\t\n]|{UNSEEN.pattern}")
 _PLAIN_DIRECTIVE = re.compile(r"[A-Za-z0-9_./%:=,@+-]+\Z")
 _SHORT = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\", "'": "\\'"}
 
@@ -328,14 +328,14 @@ def bash_word(text: str) -> str:
     """`text` as one word of bash that expands to exactly itself, unless it is to be expanded."""
     if isinstance(text, Expandable):
         return bash_expandable(text)
-    if not _UNSEEN.search(text):
+    if not _UNPRINTED.search(text):
         return shlex.quote(text)
     return f"$'{''.join(map(_escaped, text))}'"
 
 
 def _escaped(character: str) -> str:
     """A character in `$'...'`: its bytes where it cannot be seen."""
-    if character in _SHORT or not _UNSEEN.match(character):
+    if character in _SHORT or not _UNPRINTED.match(character):
         return _SHORT.get(character, character)
     half = "surrogateescape" if "\udc80" <= character <= "\udcff" else "surrogatepass"
     return "".join(f"\\x{byte:02x}" for byte in character.encode(errors=half))

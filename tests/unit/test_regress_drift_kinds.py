@@ -7,8 +7,8 @@ import pytest
 
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
 from hpcdl.regress.drift import BUDGET, analyse, may_be_worse, runs_of
-from tests.bench.bench_drift import sure_nights, told
-from tests.bench.drift_series import CHANGE_AT, KINDS, START, drop, ramp, series
+from tools.bench.bench_drift import sure_nights, told
+from tools.bench.drift_series import CHANGE_AT, KINDS, START, drop, ramp, series
 
 SEED = "not the benchmark's"
 

@@ -11,8 +11,8 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from tests.bench import children, report, timed
 from tests.integration.train_runs import ROOT, Runs, environment
+from tools.bench import children, report, timed
 
 _TURNS = 7
 _NETWORKS = (
@@ -113,7 +113,7 @@ def _small(made):
 def _large(made):
     """A step of large networks beside Keras' own, and a checkpoint, in turns in one process."""
     for network, batch in _NETWORKS:
-        words = ("-m", "tests.bench.train_steps", network, str(batch), str(_TURNS))
+        words = ("-m", "tools.bench.train_steps", network, str(batch), str(_TURNS))
         found = made.script(*words, timeout=3600)
         medians = {side: statistics.median(seconds) for side, seconds in found.items()}
         for side in ("fused", "ours"):

@@ -25,8 +25,8 @@ from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
 from hpcdl.regress.drift import BUDGET, analyse, at_level, is_doubtful, learn_shared, runs_of
 from hpcdl.regress.estimate import UNKNOWN
 from hpcdl.regress.identity import Series
-from tests.bench import report
-from tests.bench.drift_series import (
+from tools.bench import report
+from tools.bench.drift_series import (
     CHANGE_AT,
     KINDS,
     START,

@@ -1,5 +1,6 @@
 """Run by bench_train where TensorFlow is: CPU seconds of a step, in turn, of a network as it is in
-Keras and as `hpcdl train` compiles it; and of a checkpoint. Prints JSON."""
+Keras and as `hpcdl train` compiles it; and of a checkpoint. Prints JSON.
+"""
 
 import json
 import sys
