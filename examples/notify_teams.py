@@ -1,6 +1,6 @@
 """Sends a notice to Microsoft Teams, whose webhook's address is in a file of mode 0600.
 
-As the command of a target in the file of `check gate --notify`:
+As the command of a target in the file of `check night --notify`:
 `{kind: command, run: [python3, notify_teams.py, ADDRESS-FILE]}`
 """
 

@@ -198,6 +198,6 @@ def references(site: Site, partition: str) -> tuple[Reference, ...]:
 @_checked
 def gate(site: Site) -> GateAnswer:
     """Return if last night lets a change through: `open`, `headline`, and each finding."""
-    from hpcdl.regress.accept import answer_now
+    from hpcdl.regress.gate import answer_now
 
     return answer_now(site)

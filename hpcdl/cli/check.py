@@ -141,7 +141,8 @@ def _settings_of(site: Site) -> str:
 )
 def _run(args: argparse.Namespace) -> ExitCode:
     """Run checks on the cluster and print a verdict for each."""
-    from hpcdl.regress.check_text import gate_text, outcome_text
+    from hpcdl.regress.answer import gate_text
+    from hpcdl.regress.check_text import outcome_text
     from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.regress.runner import as_data, run_checks
     from hpcdl.system.text import StatusLine
@@ -174,9 +175,8 @@ def _run(args: argparse.Namespace) -> ExitCode:
 
 def _doubts(site: Site) -> Doubts:
     """Return the function that finds the cases of tonight to measure again, by the history."""
-    from hpcdl.regress.accept import rulings_of
     from hpcdl.regress.exchange import of_verdicts
-    from hpcdl.regress.gate import doubtful
+    from hpcdl.regress.gate import doubtful, rulings_of
     from hpcdl.regress.history import read_history
     from hpcdl.regress.runner import key_of
 
@@ -210,7 +210,7 @@ def _gate_now(site: Site) -> GateAnswer | None:
 
     The run itself is done by then: a fault of the gate is printed, and ends nothing.
     """
-    from hpcdl.regress.accept import answer_now
+    from hpcdl.regress.gate import answer_now
 
     try:
         return answer_now(site)

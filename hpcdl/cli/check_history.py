@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -88,28 +87,17 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
     option("--partition", "NAME", "only this partition", many=True),
     option("--name", "NAME", "only this check", many=True),
     option("--all", "list every finding, not only their causes"),
-    option("--notify", "FILE", "notify the people in FILE of what has changed", type=Path),
 )
 def _gate(args: argparse.Namespace) -> ExitCode:
     """Decide from the history whether a pipeline may continue: exit code 0 or 1."""
-    from hpcdl.regress.accept import answer_now
-    from hpcdl.regress.check_text import gate_text
-    from hpcdl.regress.notify import read_addressees, tell
-    from hpcdl.regress.run_directory import last_page
+    from hpcdl.regress.answer import gate_text
+    from hpcdl.regress.gate import answer_now
 
-    if args.notify and (args.partition or args.name):
-        raise BadInput(
-            "--notify reports on the whole site", hint="leave --partition and --name out"
-        )
-    addressees = read_addressees(args.notify) if args.notify else None
     site = the_site(args)
     named = site.by_groups(args.partition) if args.partition else ()
     partitions = tuple(partition.label for partition in named)
     answer = answer_now(site, partitions=partitions, names=tuple(args.name))
     show(args, answer.as_data(), gate_text(answer, every=args.all))
-    if addressees is not None:
-        for line in tell(site.name, answer, addressees, last_page(site)):
-            print(f"not notified: {line}", file=sys.stderr)
     return ExitCode.OK if answer.open else ExitCode.NO
 
 
@@ -128,8 +116,8 @@ def _gate(args: argparse.Namespace) -> ExitCode:
 )
 def _report(args: argparse.Namespace) -> ExitCode:
     """Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON."""
-    from hpcdl.regress.accept import answer_now
     from hpcdl.regress.formats import FORMATS, read_run
+    from hpcdl.regress.gate import answer_now
 
     name = "json" if args.json else args.format
     if name not in {"html", *FORMATS}:
@@ -163,7 +151,7 @@ def _is_named(args: argparse.Namespace) -> bool:
 
 
 def _page(site: Site, run: Run, named: Path, nights: int) -> str:
-    from hpcdl.regress.accept import answer_now, rulings_of
+    from hpcdl.regress.gate import answer_now, rulings_of
     from hpcdl.regress.history import read_history
     from hpcdl.regress.report.page import directory_of, night_page, read_files
     from hpcdl.regress.run_directory import runs_directory
@@ -198,7 +186,7 @@ def _page(site: Site, run: Run, named: Path, nights: int) -> str:
 )
 def _accept(args: argparse.Namespace) -> ExitCode:
     """Accept a finding of the gate: its level is normal now, or it is snoozed until a day."""
-    from hpcdl.regress.accept import undo
+    from hpcdl.regress.gate import undo
 
     site = the_site(args)
     if args.what is None:
@@ -207,7 +195,7 @@ def _accept(args: argparse.Namespace) -> ExitCode:
 
 
 def _accepted(site: Site, args: argparse.Namespace) -> Edits:
-    from hpcdl.regress.accept import accept, answer_now
+    from hpcdl.regress.gate import accept, answer_now
     from hpcdl.regress.history import read_history
 
     given = _given(args, args.until or "")
@@ -238,7 +226,7 @@ def _given(args: argparse.Namespace, until: str = "") -> Acceptance:
 )
 def _retire(args: argparse.Namespace) -> ExitCode:
     """Retire series that give no more results, such as of a renamed check: none is missed."""
-    from hpcdl.regress.accept import retire
+    from hpcdl.regress.gate import retire
     from hpcdl.regress.history import read_history
 
     site, given = the_site(args), _given(args)
@@ -255,7 +243,7 @@ def _write(site: Site, args: argparse.Namespace, edit: Edits) -> ExitCode:
 
 
 def _list(site: Site, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.accept import accepted_file, read_accepted
+    from hpcdl.regress.gate import accepted_file, read_accepted
     from hpcdl.regress.identity import name_of
 
     rows = read_accepted(accepted_file(site))

@@ -85,7 +85,7 @@ def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]
 
 
 def _place(site: Site, args: argparse.Namespace, name: str, *, stated: bool) -> Partition:
-    from hpcdl.site.gpu_models import one_group
+    from hpcdl.results.gpus import one_group
 
     place = site.partition(name or site.default_partition)
     others = [name for name, one in site.partitions.items() if one.gpu]

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from hpcdl.jobs.launchers import LAUNCHERS
 from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec, is_train
+from hpcdl.results.gpus import ask_for, groups_for
 from hpcdl.site import Partition, Site
-from hpcdl.site.gpu_models import ask_for, groups_for
 from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits, ResourceRequest, misfits
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.time_limit import walltime

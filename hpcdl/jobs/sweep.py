@@ -94,15 +94,15 @@ def plan(
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     check_matrix(matrix, exclude)
     # Few of the points differ in their jobs.
-    known: dict[tuple[tuple[str, str], ...], tuple[JobSpec, str]] = {}
+    asked: dict[tuple[tuple[str, str], ...], tuple[JobSpec, str]] = {}
     points = []
     for choice in product(*matrix.values()):
         values = dict(zip(matrix, choice, strict=True))
         if not any(pattern.items() <= values.items() for pattern in exclude):
             own = tuple((key, text) for key, text in values.items() if key in JOB_KEYS)
-            if own not in known:
-                known[own] = _asked(site, base, own)
-            spec, problem = known[own]
+            if own not in asked:
+                asked[own] = _asked(site, base, own)
+            spec, problem = asked[own]
             spec = replace(spec, program=_program_of(base, values))
             points.append(SweepPoint(point_id(values), values, spec, problem))
     if not points:

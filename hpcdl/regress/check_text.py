@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from hpcdl.jobs.watch import Snapshot, as_line, describe
-from hpcdl.regress.answer import Finding, GateAnswer
-from hpcdl.regress.causes import causes_of
-from hpcdl.regress.gate import ENDED_DAYS
 from hpcdl.regress.history import History
-from hpcdl.regress.identity import name_of
 from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
@@ -20,11 +14,9 @@ from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import Verdict, bounds_text, number
 from hpcdl.results.faults import Status
 from hpcdl.results.records import PROGRESS
-from hpcdl.system.text import count_of, duration, in_a_line, paint, table
+from hpcdl.system.text import duration, in_a_line, paint, table
 
 _STYLES = {Status.PASS: "green", Status.FAIL: "red", Status.ERROR: "red"}
-_CAUSES = 9
-"""Causes of the gate that are listed; more are counted."""
 _HEADER = ("check", "partition", "verdict", "measured", "reference", "change", "bounds")
 
 
@@ -136,43 +128,3 @@ def history_text(history: History, path: Path) -> str:
         rows.append([*where, time[:16], value, last.status])
     header = ("check", "partition", "metric", "last", "value", "verdict")
     return table(rows, header) if rows else f"no results yet in {path}"
-
-
-def gate_text(answer: GateAnswer, *, every: bool = False) -> str:
-    """The gate's answer for a person: its causes, worst first, or `every` finding in a table."""
-    if not answer.known:
-        return f"{answer.headline}; `hpcdl check run` starts one"
-    if not answer.series and not answer.ended:
-        return f"{answer.headline}: none of the {answer.known} in the history fits what was asked"
-    if not every:
-        causes = causes_of(answer)
-        lines, rest = [cause.line for cause in causes[:_CAUSES]], causes[_CAUSES:]
-        if rest:
-            findings = count_of(sum(len(cause.findings) for cause in rest), "finding")
-            lines.append(f"and {count_of(len(rest), 'more cause')} ({findings}); --all lists")
-        lines += [f"accepted: {len(answer.accepted)}"] * bool(answer.accepted)
-        if answer.ended:
-            names = [*map(name_of, answer.ended)]
-            more = [f"{len(names) - 2} more"] * (len(names) > 2)
-            lines.append(f"ended, nothing for {ENDED_DAYS} days: {'; '.join([*names[:2], *more])}")
-        return "\n".join([answer.headline, *map(_in_width, lines)])
-    rows = [*map(_finding_row, (*answer.findings, *answer.warnings))]
-    slept = [[*_finding_row(it), in_a_line(it.accepted)] for it in answer.accepted]
-    lines = [answer.headline, *([table(rows)] if rows else [])]
-    lines += ["accepted:", table(slept)] if slept else []
-    ended = f"ended, nothing for {ENDED_DAYS} days:"
-    return "\n".join(
-        [*lines, *(f"{ended} {in_a_line(name_of(series))}" for series in answer.ended)]
-    )
-
-
-def _in_width(line: str) -> str:
-    """A line that fits the terminal, where there is one; what is cut is the middle, not the id."""
-    line, width = in_a_line(line), shutil.get_terminal_size().columns
-    if not sys.stdout.isatty() or len(line) <= width or width < 40:
-        return line
-    return f"{line[: width - 16]} ... {line[-11:]}"
-
-
-def _finding_row(finding: Finding) -> list[str]:
-    return [finding.kind, finding.name, finding.description, finding.id]

@@ -22,7 +22,10 @@ from typing import Any
 
 import yaml
 
-from hpcdl.regress.run_directory import reports_directory
+from hpcdl.regress.answer import gate_text
+from hpcdl.regress.gate import answer_now
+from hpcdl.regress.notify import read_addressees, tell
+from hpcdl.regress.run_directory import last_page, reports_directory
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import make_directory, write_atomic
@@ -232,9 +235,11 @@ def _values(site: Site, request: Request) -> dict[str, Any]:
 def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = None) -> bool:
     """Run the checks of a night and of every node, or those of a week, write pages, ask the gate.
 
-    Return whether all checks passed and the gate is open. Each step is a command of its own: what
-    fails keeps none of the others from being run.
+    Return whether all checks passed and the gate is open. Each run and page is a command of its
+    own: what fails keeps none of the others from being run. `notify` names the file of those who
+    hear of what has changed; it is read before anything runs.
     """
+    people = read_addressees(notify) if notify else None
     command, where = [*module_argv(sys.executable, "hpcdl"), "check"], ["--site", str(site.source)]
     reports, well = reports_directory(site), True
     make_directory(reports)
@@ -248,9 +253,12 @@ def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = 
         for kind, suffix in (("junit", "xml"), ("html", "html")):
             output = ["--format", kind, "--output", str(reports / f"{name}.{suffix}")]
             subprocess.run([*command, "report", str(verdicts), *output, *where], check=False)
-    people = ["--notify", str(notify)] if notify else []
-    gate = subprocess.run([*command, "gate", *where, *people], check=False)
-    return well and gate.returncode == 0
+    answer = answer_now(site)
+    print(gate_text(answer))
+    if people is not None:
+        for line in tell(site.name, answer, people, last_page(site)):
+            print(f"not notified: {line}", file=sys.stderr)
+    return well and answer.open
 
 
 def _time(request: Request) -> tuple[int, int]:

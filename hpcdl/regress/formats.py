@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpcdl.regress.answer import GateAnswer, beside
-from hpcdl.regress.causes import causes_of
+from hpcdl.regress.answer import GateAnswer, beside, causes_of
 from hpcdl.regress.identity import place_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.records import VERDICTS

@@ -25,8 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hpcdl import facts
-from hpcdl.regress.answer import Finding, GateAnswer
-from hpcdl.regress.causes import POOLED, causes_of
+from hpcdl.regress.answer import POOLED, Finding, GateAnswer, causes_of
 from hpcdl.system.document import InvalidDocument, check, read_document
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import read_regular, write_atomic

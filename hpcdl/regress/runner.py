@@ -188,7 +188,7 @@ class _Night:
     def judged(self, run: RunDirectory, session: Session) -> list[Verdict]:
         """The verdicts on the cases of a session."""
         site, labels = self.site, [part.label for part in self.site.by_groups()]
-        known = Plain(
+        evidence = Plain(
             jobs={str(job): event.record for job, event in read_events(run.events).items()},
             partitions={reframe_name(label): label for label in labels},
             releases={
@@ -197,7 +197,7 @@ class _Night:
                 if label in self.modules
             },
         )
-        cases = (with_evidence(case, known) for case in session.cases)
+        cases = (with_evidence(case, evidence) for case in session.cases)
         return [_counted(site, judge(case, self.machine)) for case in cases]
 
 

@@ -14,8 +14,7 @@ from functools import cache
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.results.gpus import NVIDIA, find_row, known_names, out_of_scope
-from hpcdl.site.gpu_models import gres_type
+from hpcdl.results.gpus import NVIDIA, find_row, gres_type, known_names, out_of_scope
 from hpcdl.site.model import Site
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.rules import known_release

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpcdl.results.gpus import Gpu, of_row
-from hpcdl.site.gpu_models import gres_type
+from hpcdl.results.gpus import Gpu, gres_type, of_row
 from hpcdl.site.model import Partition, Site, SpackSettings, StackRequest
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.declare import build, values_of

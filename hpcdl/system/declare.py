@@ -314,7 +314,7 @@ def check(record: _Record) -> _Record:
         if value != entry.default:
             text = faults.check(entry, entry.write(value), entry.name)
             values[entry.name] = text if faults.faults else _value(entry, text, (entry.name,), None)
-    faults.raise_faults()
+    faults.refuse()
     return replace(record, **values)  # type: ignore[type-var]
 
 
@@ -361,7 +361,7 @@ class _Faults(Document):
     def _note(self, path: _Path, fault: BadInput) -> None:
         self.fault(f"{path[0]} {fault.message}", None, fault.hint)
 
-    def raise_faults(self) -> None:
+    def refuse(self) -> None:
         """Raise one BadInput that has every fault, each with what to do."""
         if len(self.faults) == 1:
             raise BadInput(self.faults[0].message, hint=self.faults[0].hint)
@@ -410,7 +410,7 @@ def typed(cls: type, args: argparse.Namespace) -> dict[str, Any]:
         elif text is not None:
             value = _untyped(faults, entry, text)
             values[str(entry.key)] = faults.check(entry, value, str(entry.flag))
-    faults.raise_faults()
+    faults.refuse()
     return values
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.results.gpus import ask_for, groups_for
 from hpcdl.site import Partition, Site
-from hpcdl.site.gpu_models import ask_for, groups_for
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import run
 

@@ -50,10 +50,6 @@ _JOB = yaml.safe_load(
     "launcher: horovod, env: {A: b}, modules: [tensorflow], data: /data, account: p, chdir: /work, "
     "sbatch: [mail-type=END], program: [python, train.py, --lr, '0.1']}"
 )
-_ADDRESSEES = yaml.safe_load(
-    "{schema: 1, when: change, link: 'https://x/y', targets: [{kind: mail, to: [a@b.c]}, {kind: "
-    "webhook, url: 'https://127.0.0.1:1/x'}, {kind: command, run: ['true', '-x']}]}"
-)
 _REFERENCES = yaml.safe_load(
     "{schema: 1, set: embedded, references: [{check: throughput, case: mlp, partition: p100, "
     "metric: rate, value: 100.0, unit: images/s, lower: -0.1, source: a night, proof: run, "
@@ -105,10 +101,6 @@ _DOCUMENTS = {
         "check report --site embedded --format html FILE",
     ),
     "nights.csv": (lambda _: _NIGHTS, "check drift FILE"),
-    "addressees.yaml": (
-        lambda _: yaml.safe_dump(_ADDRESSEES),
-        "check gate --site embedded --notify FILE",
-    ),
     "home/embedded/prefix/references/embedded.yaml": (
         lambda _: yaml.safe_dump(_REFERENCES),
         *("check references show --site embedded", "check gate --site embedded"),

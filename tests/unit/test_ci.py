@@ -19,7 +19,9 @@ import yaml
 
 from hpcdl.cli import main
 from hpcdl.regress import ci
+from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.ci import KINDS, Request, explained, render, run_night, site_file, unit_user
+from hpcdl.regress.identity import Series
 from hpcdl.regress.run_directory import last_page
 from hpcdl.system.errors import BadInput
 
@@ -104,12 +106,22 @@ def test_hostile_names_are_passed_on_and_run_nothing(kind, three_generations, re
 def test_a_night_that_fails_is_reported_too(fails, three_generations, recorder, monkeypatch):
     (recorder.parent / f"fails-{fails}").touch()
     monkeypatch.setattr(ci, "module_argv", lambda *_: [str(recorder)])
+    findings = (
+        [Finding(Series("bw", "", "p100", "rate"), "drop", "-9 %")] if fails == "gate" else []
+    )
+    monkeypatch.setattr(ci, "answer_now", lambda _: GateAnswer(1, tuple(findings), 1))
     place = recorder.parent / "reports"
+    place.mkdir()
+    hears = place / "hears.yaml"
+    listener = f"cat > {place}/heard"
+    targets = [{"kind": "command", "run": ["sh", "-c", listener]}]
+    hears.write_text(yaml.safe_dump({"schema": 1, "when": "always", "targets": targets}))
+    hears.chmod(0o600)
     site = replace(three_generations, paths=replace(three_generations.paths, work=place))
-    assert run_night(site, weekly=False, notify=Path("/n.yaml")) is not bool(fails)
+    assert run_night(site, weekly=False, notify=hears) is not bool(fails)
     each = ["run", "report", "report"]
-    assert [words[1] for words in calls(recorder)] == [*each, *each, "gate"]
-    assert calls(recorder)[-1][-2:] == ["--notify", "/n.yaml"]
+    assert [words[1] for words in calls(recorder)] == [*each, *each]
+    assert ("drop" in (place / "heard").read_text()) is (fails == "gate")
     assert last_page(site) is None
     (place / "checks" / "reports" / "nightly.html").touch()
     assert last_page(site).name == "nightly.html"

@@ -20,9 +20,8 @@ from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.scaling import expected_efficiency
 from hpcdl.regress.training import TrainingCase, job_on
-from hpcdl.results.gpus import find_row, gpu_named, out_of_scope
+from hpcdl.results.gpus import find_row, gpu_named, matches, out_of_scope
 from hpcdl.site import StackRequest, load_site
-from hpcdl.site.gpu_models import matches
 from hpcdl.stack.resolve import Resolver, why_not
 from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_solution import as_text as resolution_text

@@ -95,7 +95,7 @@ PATHS = [
     (["job", "render", "--site", "embedded", "--file", "job"], {}),
     (["job", "submit", "--site", "embedded", "--file", "./job.yaml"], {}),
     (["stack", "adopt", "own", "--site", "embedded", "--dry-run"], {}),
-    (["check", "gate", "--site", "embedded", "--notify", "own/site.yaml"], {}),
+    (["check", "night", "--site", "embedded", "--notify", "own/site.yaml"], {}),
     (["study", "show", "./site.yaml"], {}),
     (["study", "run", "own/check.py", "--site", "embedded", "--dry-run"], {}),
 ]

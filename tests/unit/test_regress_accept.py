@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from hpcdl.cli import main
-from hpcdl.regress.accept import accept, accepted_file, rulings_of
 from hpcdl.regress.answer import Acceptance, Rulings
-from hpcdl.regress.gate import ask
+from hpcdl.regress.gate import accept, accepted_file, ask, rulings_of
 from hpcdl.regress.history import open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.references import edits_of, load_references

@@ -5,9 +5,17 @@ from datetime import date, datetime, timedelta, timezone
 
 import pytest
 
-from hpcdl.regress.answer import Acceptance, Finding, GateAnswer, Rulings
-from hpcdl.regress.causes import POOLED, causes_of, pooled, tonight
-from hpcdl.regress.check_text import gate_text
+from hpcdl.regress.answer import (
+    POOLED,
+    Acceptance,
+    Finding,
+    GateAnswer,
+    Rulings,
+    causes_of,
+    gate_text,
+    pooled,
+    tonight,
+)
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.identity import Series

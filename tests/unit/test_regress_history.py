@@ -22,7 +22,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcdl.cli import main
-from hpcdl.regress.check_text import gate_text
+from hpcdl.regress.answer import gate_text
 from hpcdl.regress.exchange import Incoming, as_json_lines, of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import Result, open_history, refuse_without_locks

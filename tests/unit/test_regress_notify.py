@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from email import message_from_bytes, policy
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,11 +17,9 @@ import yaml
 
 from hpcdl.regress import notify
 from hpcdl.regress.answer import Finding, GateAnswer
-from hpcdl.regress.history import open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.notify import notice_of, read_addressees, tell
 from hpcdl.system.errors import BadInput
-from tests.make import result
 
 SERIES = Series("throughput", "resnet50", "p100", "rate", unit="images/s")
 DROP = Finding(SERIES, "drop", "-5.0% since 2026-11-01: 1000 -> 950")
@@ -234,18 +231,11 @@ def test_a_file_that_others_may_read_is_refused(tmp_path):
     assert "hush" not in found.value.render()
 
 
-def test_the_gate_answers_the_same_whoever_can_be_told(tmp_path, hpcdl, monkeypatch):
-    at = datetime.now(timezone.utc) - timedelta(days=1)
-    with open_history(tmp_path / "h", "embedded") as history:
-        history.add([result(at, status="FAIL")])
-    monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
-    words = ["check", "gate", "--site", "embedded"]
-    answer = hpcdl(*words, code=1).out
+def test_who_cannot_be_told_is_named_and_changes_nothing(tmp_path):
     with socket.socket() as nobody_listens:
         nobody_listens.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{nobody_listens.getsockname()[1]}/secret"
-        file = addressees(tmp_path / "n.yaml", webhook(url))
-        told = hpcdl(*words, "--notify", str(file), code=1)
-    said = "not notified: webhook at 127.0.0.1: Connection refused\n"
-    assert (told.out, told.err) == (answer, said)
-    hpcdl(*words, "--name", "throughput", "--notify", str(file), code=2)
+        people = read_addressees(addressees(tmp_path / "n.yaml", webhook(url)))
+        answer = GateAnswer(1, (Finding(Series("bw", "", "p100", "rate"), "drop", "-9 %"),), 1)
+        said = tell("embedded", answer, people, None)
+    assert said == ["webhook at 127.0.0.1: Connection refused"]

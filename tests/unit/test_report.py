@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.regress.answer import Rulings
-from hpcdl.regress.causes import causes_of
+from hpcdl.regress.answer import Rulings, causes_of
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import FigurePoint, history_path, open_history
 from hpcdl.regress.identity import Series

@@ -20,7 +20,7 @@ from functools import cache
 from statistics import fmean, stdev
 
 from hpcdl.regress import changes as law
-from hpcdl.regress.causes import pooled, tonight
+from hpcdl.regress.answer import pooled, tonight
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
 from hpcdl.regress.drift import BUDGET, analyse, at_level, is_doubtful, learn_shared, runs_of
 from hpcdl.regress.estimate import UNKNOWN

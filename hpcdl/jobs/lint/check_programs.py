@@ -178,13 +178,17 @@ _RUNTIMES = {"apptainer", "singularity", "docker", "podman"}
 def containers_without_gpus(job: Job) -> Iterator[Hit]:
     """A container in a job with GPUs that is not shown any."""
     # AMD's devices are files that containers see anyway.
-    raws = (word.raw for one in job.script.commands for word in (*one.assignments, *one.words))
+    raws = (
+        word.raw
+        for command in job.script.commands
+        for word in (*command.assignments, *command.words)
+    )
     if not job.has_gpus or AMD.search(job.script.text) or any(map(_NV.search, raws)):
         return
     for command in job.script.commands:
         for words in job.programs_in(command):
             runs = words[0].program in _RUNTIMES and len(words) > 2
-            hidden = any("$" in one.raw for one in words[2:4])  # it may hold --nv
+            hidden = any("$" in word.raw for word in words[2:4])  # it may hold --nv
             runs = runs and job.programs_in(command)[-1][0].program not in {"tar", "cp", "ls"}
             if runs and words[1].value in {"exec", "run"} and not hidden:
                 yield at("container-without-gpus", words[0])

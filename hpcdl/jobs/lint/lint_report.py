@@ -200,9 +200,11 @@ def _row(finding: LintFinding) -> dict[str, Any]:
 
 def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
     rules: dict[str, dict[str, Any]] = {}
-    found = []
-    for name, one in ((name, one) for name, own in results for one in _shown(own, advice)):
-        rule, level = one.rule, _LEVELS[one.severity]
+    rows = []
+    for name, finding in (
+        (name, finding) for name, own in results for finding in _shown(own, advice)
+    ):
+        rule, level = finding.rule, _LEVELS[finding.severity]
         rules[rule.id] = {
             "id": rule.id,
             "shortDescription": {"text": rule.title},
@@ -210,13 +212,16 @@ def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
             "help": {"text": f"{rule.fix}\nSource: {rule.source}"},
             "defaultConfiguration": {"level": level},
         }
-        columns = {"startColumn": one.column, "endColumn": one.column + one.width}
-        place = {"artifactLocation": {"uri": name}, "region": {"startLine": one.line, **columns}}
-        message = {"text": f"{one.message}. {rule.consequence}"}
+        columns = {"startColumn": finding.column, "endColumn": finding.column + finding.width}
+        place = {
+            "artifactLocation": {"uri": name},
+            "region": {"startLine": finding.line, **columns},
+        }
+        message = {"text": f"{finding.message}. {rule.consequence}"}
         where = [{"physicalLocation": place}]
-        found.append({"ruleId": rule.id, "level": level, "message": message, "locations": where})
+        rows.append({"ruleId": rule.id, "level": level, "message": message, "locations": where})
     driver = {"name": "hpcdl job lint", "version": __version__, "rules": list(rules.values())}
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": found}
+    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": rows}
     return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 

@@ -23,8 +23,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpcdl.regress.answer import SLOW_NODE, Finding, GateAnswer, Rulings
-from hpcdl.regress.causes import causes_of
+from hpcdl.regress.answer import SLOW_NODE, Finding, GateAnswer, Rulings, causes_of
 from hpcdl.regress.formats import Run
 from hpcdl.regress.gate import first_night
 from hpcdl.regress.history import FigurePoint, History, single_node
