@@ -25,15 +25,14 @@ from hpcdl.system.trust import require_known_owner
 
 _PACKAGE = Path(__file__).parents[1]
 # What decides whether a file is valid: values kept for other versions of these are not used.
-_DECIDING = tuple(
+DECIDING = tuple(
     _PACKAGE / name
     for name in (
         "site/check.py",
         "results/gpus.py",
-        "site/gpu_models.py",
         "slurm/rules.py",
         "system/resources.py",
-        "system/schema.py",
+        "system/document.py",
         "site/model.py",
         "site/sections.py",
         "system/declare.py",
@@ -92,7 +91,7 @@ def load_site(path: Path) -> Site:
 
         return check.checked(data, str(path))
 
-    values = cached("sites", [data, *_DECIDING], checked)
+    values = cached("sites", [data, *DECIDING], checked)
     slurm = values["slurm"]
     partitions = {
         name: _partition(name, part, slurm) for name, part in values["partitions"].items()

@@ -371,11 +371,10 @@ def _driver_class(driver: str | None) -> tuple[bool, ...] | None:
     return tuple(one.range.allows(driver) for one in needs if one.variable == "driver")
 
 
-def _tensorflow(one: Setting) -> str:
-    """The newest TensorFlow that fits; empty where none does."""
-    found = solve(one)
-    named = (choice.version for choice in found.choices if choice.component == "tensorflow")
-    return "" if found.problems else next(named, "")
+@cache
+def _tensorflow(setting: Setting) -> str:
+    """The newest TensorFlow that fits; empty where none does. Without the reasons of `solve`."""
+    return (Solver(make_problem(setting)).solve() or {}).get("tensorflow", "")
 
 
 def _with_python(found: Setting) -> Setting:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcdl.cli.site import as_data, as_text
-from hpcdl.site import find_site_file, load_site
+from hpcdl.site import find_site_file, load, load_site
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
@@ -235,3 +235,8 @@ def test_the_padding_of_a_tree_that_is_there_is_its_own(tmp_path, spack, padding
     """The schema's default once stood before what the documentation says of `store`."""
     (tmp_path / "site.yaml").write_text(f"{SITE}\nspack: {spack}\n")
     assert load_site(tmp_path / "site.yaml").spack.padded_length == padding
+
+
+def test_every_file_that_decides_what_a_site_file_means_is_there():
+    """One that is not would make each command read and check the file anew, and nobody notice."""
+    assert [path.name for path in load.DECIDING if not path.is_file()] == []
