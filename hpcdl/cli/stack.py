@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
-    from hpcdl.stack.release import BACKENDS
+    from hpcdl.site.sections import BACKENDS
 
     parser.add_argument("--partition", metavar="NAME", help="only this partition")
-    parser.add_argument("--backend", choices=BACKENDS, help="only this build method")
+    parser.add_argument("--backend", choices=tuple(BACKENDS), help="only this build method")
     parser.add_argument("--why-not", metavar="NAME@VERSION", help="why this version is not chosen")
 
 
@@ -367,11 +367,11 @@ def progress_teller() -> Callable[[str], None]:
 
 
 def _build_arguments(parser: argparse.ArgumentParser) -> None:
-    from hpcdl.stack.release import BACKENDS
+    from hpcdl.site.sections import BACKENDS
 
     add = parser.add_argument
     add("--name", metavar="STACK", help="stack of the site (default: the first)")
-    add("--backend", choices=BACKENDS, help="build method (default: the site file's)")
+    add("--backend", choices=tuple(BACKENDS), help="build method (default: the site file's)")
     add("--partition", metavar="NAME", help="the build for this partition's GPUs only")
 
 

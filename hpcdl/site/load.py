@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcdl.results.gpus import Gpu, gres_type, of_row
 from hpcdl.site.model import Partition, Site, SpackSettings, StackRequest
+from hpcdl.site.sections import OLD_BACKENDS
 from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.declare import build, values_of
 from hpcdl.system.errors import BadInput
@@ -40,7 +41,6 @@ DECIDING = tuple(
         "facts/slurm_rules.yaml",
     )
 )
-_OLD_BACKENDS = {"venv": "wheels"}
 
 
 def find_site_file(given: str | None = None) -> Path:
@@ -115,8 +115,8 @@ def load_site(path: Path) -> Site:
 
 def _stack(name: str, values: dict[str, Any]) -> StackRequest:
     backend = values["backend"]
-    values = {**values, "backend": _OLD_BACKENDS.get(backend, backend)}
-    renamed = backend if backend in _OLD_BACKENDS else ""
+    values = {**values, "backend": OLD_BACKENDS.get(backend, backend)}
+    renamed = backend if backend in OLD_BACKENDS else ""
     return StackRequest(name, renamed=renamed, **values_of(StackRequest, values))
 
 

@@ -151,6 +151,12 @@ class Paths:
     )
 
 
+BACKENDS = {"wheels": "wheels", "spack": "Spack", "spack-wheels": "Spack with wheels"}
+"""How a stack is built, and how it is called: from PyPI's wheels; compiled from source by Spack; by
+Spack from the overlay's wheels."""
+OLD_BACKENDS = {"venv": "wheels"}
+
+
 @dataclass(frozen=True)
 class StackRequest:
     """A stack the site wants: its backend, pins, and the partitions it serves."""
@@ -160,7 +166,7 @@ class StackRequest:
         "How it is built: from PyPI's wheels; compiled from source by Spack; or by "
         "Spack from wheels, for its packages around them. `venv` is the old name of "
         "`wheels`",
-        **choice("wheels", "spack", "spack-wheels", "venv"),
+        **choice(*BACKENDS, *OLD_BACKENDS),
     )
     partitions: tuple[str, ...] = option(
         "The partitions it serves; all by default", (), **listed(text(NAME))

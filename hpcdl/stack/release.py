@@ -18,6 +18,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.site.sections import OLD_BACKENDS
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import did_you_mean
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 SCHEMA = 1
 MODULE = "tensorflow"
 """The name of every release's module."""
-BACKENDS = ("wheels", "spack", "spack-wheels")
-"""From PyPI's wheels; compiled from source by Spack; by Spack from the overlay's wheels."""
-_OLD_BACKENDS = {"venv": "wheels"}
 DISPATCH_FILE = ".dispatch.json"
 """In a modules directory: which release serves which partition."""
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
@@ -313,7 +311,7 @@ def _parse(root: Path) -> Release:
     try:
         parts: dict[str, Any] = {key: MappingProxyType(dict(record[key])) for key in _TABLES}
         parts |= {key: record[key] for key in _TEXTS}
-        parts["backend"] = _OLD_BACKENDS.get(parts["backend"], parts["backend"])
+        parts["backend"] = OLD_BACKENDS.get(parts["backend"], parts["backend"])
         lock = tuple(MappingProxyType(dict(entry)) for entry in record["lock"])
         return Release(root=root, partitions=tuple(record["partitions"]), lock=lock, **parts)
     except (KeyError, TypeError, ValueError) as fault:

@@ -17,7 +17,8 @@ from functools import cache
 
 from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
-from hpcdl.stack.release import BACKENDS, MODULE
+from hpcdl.site.sections import BACKENDS
+from hpcdl.stack.release import MODULE
 from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, known
 from hpcdl.stack.resolve_solution import Resolution, Setting, driver_notes, fix, make_problem, solve
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, sort_key

@@ -22,7 +22,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.results.gpus import gpu_named
 from hpcdl.site import Gpu, Site
-from hpcdl.stack.release import BACKENDS
+from hpcdl.site.sections import BACKENDS
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, newest_first, sort_key
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import folder
@@ -48,7 +48,6 @@ OTHER_GPU = "gpu@"
 """What the variables begin with that stand for further GPUs of a build; `gpu@7.0`."""
 OTHER_DRIVER = "driver@"
 """The same for the drivers of their nodes; `driver@7.0@535.104.05`."""
-BACKEND_WORDS = {"wheels": "wheels", "spack": "Spack", "spack-wheels": "Spack with wheels"}
 _WEIGHTS = {"gpu": 30, "driver": 20}
 """How much the variables that speak of GPUs weigh in an explanation."""
 
@@ -421,7 +420,7 @@ def _subject(condition: Condition, gpu: str | None) -> str:
     if condition.variable.startswith(OTHER_GPU):
         return f"{title_of(condition.variable)}, which the same build serves,"
     if condition.variable == "backend":
-        return BACKEND_WORDS[condition.range.text]
+        return BACKENDS[condition.range.text]
     return f"{title_of(condition.variable)} {_range(condition)}"
 
 

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.site.sections import BACKENDS
 from hpcdl.stack.resolve_facts import (
-    BACKEND_WORDS,
     COMPONENTS,
     OF_GPUS,
     OTHER_DRIVER,
@@ -371,7 +371,7 @@ def _brief(names: str, resolution: Resolution) -> str:
     shown = [name for name in ("tensorflow", "cuda", "cudnn", "nccl", "python") if name in versions]
     text = ", ".join(f"{title_of(name)} {versions[name]}" for name in shown)
     against = "; ".join(chain[-1].why for chain in resolution.problems)
-    return f"{names} by {BACKEND_WORDS[resolution.backend]} instead: {against or text}"
+    return f"{names} by {BACKENDS[resolution.backend]} instead: {against or text}"
 
 
 def _head(names: str, resolution: Resolution) -> str:

@@ -10,9 +10,9 @@ import pytest
 from hpcdl import facts
 from hpcdl.jobs.spec import Module
 from hpcdl.site import Gpu, StackRequest
+from hpcdl.site.sections import BACKENDS
 from hpcdl.stack.build import plan_stack
 from hpcdl.stack.modules import choose, render_modules
-from hpcdl.stack.release import BACKENDS
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.workflows.modules import modules_by_partition
 from hpcdl.workflows.site_plan import plan as plan_site
