@@ -34,6 +34,7 @@ from hpcdl.system.text import (
     bash_word,
     bash_words,
     count_of,
+    one_of,
     sbatch_value,
 )
 from hpcdl.system.trust import make_private
@@ -427,6 +428,10 @@ def _check(name: str, value: str | None) -> None:
         raise BadInput(f"--sbatch {name}: the script sets this itself", hint=own)
     if name.startswith("-") and (hint := as_ours(name)):
         raise BadInput(f"--sbatch takes long names of options, not '{name}'", hint=hint)
+    known = known_options("sbatch")
+    if name not in known and (whole := [one for one in known if one.startswith(name)]):
+        message = f"--sbatch {name}: an abbreviation may be what the script sets itself"
+        raise BadInput(message, hint=f"write --sbatch {one_of(sorted(whole)[:4])}")
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise BadInput(f"--sbatch {name!r} is no option", hint="write --sbatch NAME=VALUE")
     if value and not value.isprintable():

@@ -322,6 +322,8 @@ def run_statuses(
     check_same_jobs(folder, manifest, request)
     if not ask:
         return _run_statuses(folder, points, manifest, {})
+    if folder.is_dir():
+        require_own(folder)  # what it says of jobs may cancel one
     manifest = _located(manifest)
     return _run_statuses(folder, points, manifest, _active_arrays(manifest))
 

@@ -246,6 +246,8 @@ def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = 
     require_own(reports)  # in a group's work directory a planted one leads to any file
     for name in ("weekly",) if weekly else ("nightly", "nodes"):
         verdicts = reports / f"{name}.json"
+        for suffix in ("json", "xml", "html"):  # last night's is not tonight's
+            (reports / f"{name}.{suffix}").unlink(missing_ok=True)
         argv = [*command, "run", *_RUNS[name], "--runs", str(runs), "--json", *where]
         done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
         write_atomic(verdicts, done.stdout)

@@ -179,9 +179,11 @@ def _told(rows: Iterable[Sequence[str]], tokens: Collection[str]) -> dict[str, t
 
 
 def _started(folder: Path, token: str) -> int | None:
-    """The job that took a token; None where none did."""
+    """The job that took a token; None where none did. A link of another user's says nothing."""
+    link = folder / f".job-{token}"
     with suppress(OSError, ValueError):
-        return int(os.readlink(folder / f".job-{token}")) or None  # noqa: PTH115 - no path
+        if link.lstat().st_uid == os.geteuid():
+            return int(os.readlink(link)) or None  # noqa: PTH115 - no path
     return None
 
 

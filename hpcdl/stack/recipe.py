@@ -37,11 +37,11 @@ from hpcdl.stack.release import MODULE, digest, normal_name, variant_of
 from hpcdl.stack.resolve import Resolver, computes_of
 from hpcdl.stack.resolve_facts import conditions, gpus_of, needs_of
 from hpcdl.stack.tree import sha256
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 from hpcdl.system.resources import cache, home, scratch_directory, to_install
 from hpcdl.system.run import CommandResult, run
-from hpcdl.system.text import one_of, utc_stamp
+from hpcdl.system.text import one_line, one_of, utc_stamp
 from hpcdl.system.trust import require_private
 
 Say = Callable[[str], None]
@@ -51,14 +51,15 @@ INDEX = "uv needs PyPI or a mirror of it: set it in pip.conf, or UV_DEFAULT_INDE
 _PINNED = re.compile(r"^(\S+)==(\S+)((?: --hash=\S+)*)", re.MULTILINE)
 _FETCH_SECONDS = 3600
 _PIP = {
-    "index-url": "--default-index",
-    "extra-index-url": "--index",
-    "find-links": "--find-links",
-    "trusted-host": "--allow-insecure-host",
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "find-links": "",
     "no-index": "",
     "cert": "",
 }
-"""Options of pip, and those of uv for the same; empty for those that differ in form."""
+"""Options of pip, and variables of uv for the same; empty for those that differ in form. No option
+of uv's: an index may hold a password, and everybody sees a command line."""
 _RECORD = "sha256.txt"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("examples", "modulefiles", "reframe_checks", "spack", "templates")
@@ -213,8 +214,16 @@ def uv(*words: str | Path, log: Path, **options: Any) -> CommandResult:
     settings = pip_settings()
     if "cert" in settings:
         env["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE", settings["cert"])
+    env |= {name: settings[option] for option, name in _PIP.items() if name and option in settings}
     verb, *others = words
-    argv = [program, "pip", verb, "--no-progress", *_index(settings), *others]
+    # As pip does: digests say what a wheel is, not the order of indexes.
+    argv = [program, "pip", verb, "--no-progress", "--index-strategy", "unsafe-best-match"]
+    if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
+        argv.append("--no-index")
+    argv += [
+        word for link in settings.get("find-links", "").split() for word in ("--find-links", link)
+    ]
+    argv += others
     return run(argv, env=env, log=log, tied=True, timeout=_FETCH_SECONDS, **options)
 
 
@@ -222,31 +231,29 @@ def pip_settings() -> dict[str, str]:
     """What pip's own files and variables say, by its options: uv reads none of them."""
     parser = configparser.RawConfigParser()
     home, xdg = Path.home(), os.environ.get("XDG_CONFIG_HOME", "~/.config")
-    parser.read(
-        [
-            "/etc/xdg/pip/pip.conf",
-            "/etc/pip.conf",
-            home / ".pip/pip.conf",
-            Path(xdg).expanduser() / "pip/pip.conf",
-            Path(sys.prefix) / "pip.conf",
-            os.environ.get("PIP_CONFIG_FILE", os.devnull),
-        ]
-    )
-    found = dict(parser["global"]) if parser.has_section("global") else {}
+    chosen = os.environ.get("PIP_CONFIG_FILE", "")
+    places: list[str | Path] = [
+        "/etc/xdg/pip/pip.conf",
+        "/etc/pip.conf",
+        home / ".pip/pip.conf",
+        Path(xdg).expanduser() / "pip/pip.conf",
+        Path(sys.prefix) / "pip.conf",
+        *([chosen] if chosen else []),
+    ]
+    try:
+        if chosen != os.devnull:
+            parser.read(places, encoding="utf-8")
+    except (configparser.Error, UnicodeDecodeError) as fault:
+        message = f"pip's settings cannot be read: {one_line(str(fault))}"
+        raise BadInput(message, hint="mend the file, as `pip config debug` shows them") from fault
+    sections = (dict(parser[name]) for name in ("global", "install") if parser.has_section(name))
+    found = {
+        name.replace("_", "-"): value for section in sections for name, value in section.items()
+    }
     named = (f"PIP_{name.upper().replace('-', '_')}" for name in _PIP)
     return found | {
         name: os.environ[key] for name, key in zip(_PIP, named, strict=True) if key in os.environ
     }
-
-
-def _index(settings: Mapping[str, str]) -> Iterator[str]:
-    """Yield the options of uv for the index that pip would use."""
-    yield from ("--index-strategy", "unsafe-best-match")  # as pip: digests say what a wheel is
-    for name, option in _PIP.items():
-        for word in settings.get(name, "").split() if option else ():
-            yield from (option, word)
-    if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
-        yield "--no-index"
 
 
 def install(python: Path, log: Path, *words: str | Path, hint: str = "") -> None:
@@ -477,7 +484,7 @@ def interpreter(minor: str) -> Interpreter:
         timeout=60,
         hint=f"is Python {minor} whole?",
     )
-    path, version = answer.stdout.split()
+    path, _, version = answer.stdout.splitlines()[-1].rpartition(" ")
     return Interpreter(Path(path).resolve(), version)
 
 

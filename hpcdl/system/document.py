@@ -25,21 +25,16 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from math import fsum, inf, isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import read_regular
-from hpcdl.system.text import count_of
+from hpcdl.system.text import count_of, did_you_mean, nearest, one_line, one_of
 
 if TYPE_CHECKING:
     import yaml
-
-
-from math import fsum, inf, isfinite
-from typing import Any
-
-from hpcdl.system.text import did_you_mean, nearest, one_line, one_of
 
 MAX_DEPTH = 30
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
@@ -315,7 +310,7 @@ _NAMES = {
 _PLAIN: dict[str, set[type]] = {"integer": {int}, "number": {int, float}}
 _ROOT = "the file"
 _LONGEST_INTEGER = 2**63
-_MOST_FAULTS = 100
+_MOST_OF_VALUES = 100
 _Source = Document | dict[str, str]
 """What faults are noted in: a document, or for plain values sentences by place."""
 
@@ -371,7 +366,7 @@ def _fault(
     """Note what is wrong at a node of a document, or at a place (`what`, if no other)."""
     if isinstance(source, Document):
         source.fault(f"{what} {sentence}", node, hint)
-    elif len(source) < _MOST_FAULTS:
+    elif len(source) < _MOST_OF_VALUES:
         source.setdefault(place or what, f"{what} {sentence}")
     else:  # one more at the top: nothing below it counts as sound
         above = re.split(r"[.\[]", place or what)[0]

@@ -26,7 +26,14 @@ from hpcdl.system.text import duration, utc_stamp
 
 _SHOWN_LINES = 12
 _WATCH_SECONDS = 1.0
-_SECRETS = ("TOKEN", "PASSWORD", "SECRET", "KEY", "JWT")
+_SECRETS = (
+    "TOKEN",
+    "PASSWORD",
+    "SECRET",
+    "KEY",
+    "JWT",
+    "INDEX",
+)  # an index may have one in its URL
 _MODULE = (
     "import sys; sys.path[:] = filter(None, sys.path); del sys.argv[0]; "
     "from runpy import run_module; run_module(sys.argv[0], run_name='__main__', alter_sys=True)"

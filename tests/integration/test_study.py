@@ -101,7 +101,7 @@ def test_a_study_on_nodes_that_are_down_says_so_at_once_with_slurm_s_reason(slur
     try:
         begun = slurm(*words, "--no-wait", timeout=280)
         assert "note: no node of 'p100' can run jobs now (2 nodes: a fan failed [" in begun.stderr
-        assert "2 cells: 2 queued" in begun.stdout
+        assert "2 points: 2 queued" in begun.stdout
     finally:
         slurm("scontrol", "update", f"NodeName={nodes}", "State=RESUME")
     ended = slurm(*words, "--json", timeout=280)

@@ -53,10 +53,17 @@ class Done:
     @property
     def weights(self):
         """The arrays of the newest checkpoint, as bytes."""
+        return b"".join(array.tobytes() for array in self._arrays())
+
+    @property
+    def variables(self):
+        """Those of model and optimizer, as numbers; the last array has the losses."""
+        return [float(number) for array in self._arrays()[:-1] for number in array.ravel()]
+
+    def _arrays(self):
         from hpcdl.train.checkpoint import load
 
-        newest = max((self.folder / "checkpoints").glob("step-*.ckpt"))
-        return b"".join(array.tobytes() for array in load(newest).arrays)
+        return load(max((self.folder / "checkpoints").glob("step-*.ckpt"))).arrays
 
 
 @dataclass(frozen=True)

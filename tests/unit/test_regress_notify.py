@@ -206,8 +206,12 @@ def addressees(path, target, mode=0o600):
         ({"kind": "pigeon"}, "'kind'"),
         ({"kind": "mail", "to": ["a@b.c\nBcc: hush"]}, "'to'"),
         ({"kind": "webhook"}, "a webhook needs a valid `url`"),
-        ({"kind": "webhook", "url": "http://x.org/hush"}, "begins with https://"),
+        ({"kind": "webhook", "url": "http://x.org/hush"}, "is https://HOST"),
         ({"kind": "webhook", "url": "https://x.org/hush\a"}, "'url'"),
+        ({"kind": "webhook", "url": "https://[x/hush"}, "'url'"),
+        ({"kind": "webhook", "url": "https:///hush"}, "'url'"),
+        ({"kind": "webhook", "url": "https://x.org:99999/hush"}, "'url'"),
+        ({"kind": "webhook", "url": "http://127.0.0.1:80@evil.org/hush"}, "'url'"),
         ({"kind": "mail", "to": "hush"}, "'to'"),
     ],
 )

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from hpcdl import facts
+from hpcdl.stack import recipe as recipes
 from hpcdl.stack.horovod import Tool, Toolchain, fetch_sdist, find_horovod, horovod_folder
 from hpcdl.stack.recipe import (
     Interpreter,
-    _index,
     install,
     lock_file,
     lock_wheels,
@@ -24,11 +24,12 @@ from hpcdl.stack.recipe import (
     recipe_of,
     record_digest,
     running_interpreter,
+    uv,
 )
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.tree import sha256
-from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
 from tests.small_release import silent, small_site
 
@@ -139,19 +140,27 @@ def test_the_index_of_pip_is_that_of_uv(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setenv("PIP_FIND_LINKS", "/one /two")
-    monkeypatch.delenv("PIP_CERT", raising=False)
-    settings = pip_settings()
-    assert settings["cert"] == "/etc/own.pem"
-    words = list(_index(settings))
-    assert "--no-index" not in words
-    assert [(a, b) for a, b in zip(words[2::2], words[3::2], strict=True)] == [
-        ("--default-index", "https://mirror/simple"),
-        ("--index", "https://a"),
-        ("--index", "https://b"),
-        ("--find-links", "/one"),
-        ("--find-links", "/two"),
-        ("--allow-insecure-host", "mirror"),
-    ]
+    for name in ("PIP_CERT", "SSL_CERT_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    made = tmp_path / "uv"
+    made.write_text('#!/bin/sh\necho "$@"; env\n')
+    made.chmod(0o755)
+    monkeypatch.setattr(recipes, "find_uv", lambda: str(made))
+    uv("compile", log=tmp_path / "log")
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert any("--find-links /one --find-links /two" in line for line in lines)
+    assert {"UV_DEFAULT_INDEX=https://mirror/simple", "SSL_CERT_FILE=/etc/own.pem"} <= {*lines}
+    named = [line for line in lines if "mirror" in line and not line.startswith("UV_")]
+    assert named == [], "an index may hold a password, and everybody sees a command line"
+    assert pip_settings()["extra-index-url"].split() == ["https://a", "https://b"]
+
+
+@pytest.mark.parametrize("text", ["index-url = x\n", "[global]\na = 1\na = 2\n", "\xff"])
+def test_settings_of_pip_that_cannot_be_read_are_one_error(text, tmp_path, monkeypatch):
+    (tmp_path / "pip.conf").write_bytes(text.encode("latin-1"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    with pytest.raises(BadInput, match="pip's settings cannot be read"):
+        pip_settings()
 
 
 def test_nothing_of_another_sdist_runs(index, tmp_path):

@@ -21,6 +21,7 @@ from hpcdl.slurm.once import embedded_cluster
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import last_text, locked
 from hpcdl.system.text import count_of
+from hpcdl.system.trust import require_own
 from hpcdl.workflows.study.cells import Plan, data_folder
 from hpcdl.workflows.study.findings import Results
 from hpcdl.workflows.study.forecast import predict
@@ -87,6 +88,7 @@ def start(plan: Plan, modules: Modules) -> Iterator[str]:
     Yields what it is about to do, where that takes long.
     """
     with locked(plan.folder / ".study-lock"):
+        require_own(plan.folder)
         note_run(plan)
         names = {cell.data for cell in plan.possible}
         for name in (name for name in plan.scale.data if name in names):
