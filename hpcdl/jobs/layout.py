@@ -15,7 +15,7 @@ from hpcdl.results.gpus import ask_for, groups_for
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits, ResourceRequest, misfits
 from hpcdl.slurm.hostlist import expand_hostlist
-from hpcdl.slurm.time_limit import walltime
+from hpcdl.slurm.options import walltime
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of, one_of, sbatch_value

@@ -21,9 +21,8 @@ from hpcdl.jobs import environment, launch
 from hpcdl.jobs.layout import Layout, plan_on, selection
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec, is_train
 from hpcdl.site import Partition, Site
-from hpcdl.slurm.options import known_options, letters
+from hpcdl.slurm.options import known_options, letters, walltime
 from hpcdl.slurm.rules import as_release, rule
-from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import cache as cache_folder

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hpcdl.jobs.launchers import LAUNCHERS
-from hpcdl.slurm.time_limit import slurm_minutes, walltime
+from hpcdl.slurm.options import slurm_minutes, walltime
 from hpcdl.system.declare import (
     COUNT,
     SWITCH,

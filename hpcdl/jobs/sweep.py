@@ -223,7 +223,7 @@ def check_keys(
         if any(word.partition("=")[0] == f"--{key}" for word in base.program):
             message = f"--{key} is an argument of the program, and a key of --over"
             raise BadInput(message, hint=f"leave it there out, or write --{key} {{{key}}}")
-        if key in _DECLARED and key not in options:
+        if key.replace("_", "-") in {*_DECLARED, "licenses", "reservation"} - {*options}:
             message = f"--over {key}: all points of a sweep have the same"
             raise BadInput(message, hint=f"submit a sweep for each value; {write}")
         if close and key not in options:

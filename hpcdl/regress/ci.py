@@ -236,8 +236,7 @@ def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = 
     """Run the checks of a night and of every node, or those of a week, write pages, ask the gate.
 
     Return whether all checks passed and the gate is open. Each run and page is a command of its
-    own: what fails keeps none of the others from being run. `notify` names the file of those who
-    hear of what has changed; it is read before anything runs.
+    own, which keeps no other from being run. `notify`: a file of those who hear of what changed.
     """
     people = read_addressees(notify) if notify else None
     command, where = [*module_argv(sys.executable, "hpcdl"), "check"], ["--site", str(site.source)]

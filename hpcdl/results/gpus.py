@@ -174,20 +174,12 @@ class GpuGroups(Protocol):
         """Of the partition."""
 
     @property
-    def nodes(self) -> int:
-        """How many there are."""
-
-    @property
     def gpu(self) -> Gpu | None:
         """Of each node; None where it has none, or the groups differ."""
 
     @property
     def gpu_groups(self) -> tuple[Any, ...]:
         """Its groups of equal nodes."""
-
-    @property
-    def gpu_models(self) -> tuple[str, ...]:
-        """The models of all groups."""
 
 
 P = TypeVar("P", bound=GpuGroups)
@@ -225,12 +217,12 @@ def groups_for(partition: P, model: str | None) -> tuple[P, ...]:
 def one_group(partition: P, model: str | None) -> P:
     """The first group of a model; BadInput: no node has it, or none is named of several."""
     found = groups_for(partition, model)
-    if model is None and len(partition.gpu_models) > 1:
+    if model is None and len({group.gpu and group.gpu.model for group in found}) > 1:
         raise BadInput(f"'{partition.name}' has several GPU models", hint=ask_for(found))
     return found[0]
 
 
-def ask_for(groups: Iterable[GpuGroups]) -> str:
+def ask_for(groups: Iterable[Any]) -> str:
     """Return the choices: `--gpu-model A100-PCIe-40GB (4 nodes x 4), or --gpu-model ...`."""
     return "ask for " + ", or ".join(
         f"--gpu-model {group.gpu.model} ({count_of(group.nodes, 'node')} x {group.gpu.per_node})"

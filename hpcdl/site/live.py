@@ -21,8 +21,8 @@ from hpcdl.site.model import Partition, Site
 from hpcdl.site.sections import NAME
 from hpcdl.slurm import client
 from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
+from hpcdl.slurm.options import slurm_minutes
 from hpcdl.slurm.parse import NodeRecord, PartitionRecord, QosLimits, Reservation
-from hpcdl.slurm.time_limit import slurm_minutes
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import templates
 from hpcdl.system.text import count_of, nearest, one_of

@@ -16,7 +16,7 @@ from typing import Any
 from hpcdl.results.gpus import Gpu, gres_type, of_row
 from hpcdl.site.model import Partition, Site, SpackSettings, StackRequest
 from hpcdl.site.sections import OLD_BACKENDS
-from hpcdl.slurm.time_limit import slurm_minutes
+from hpcdl.slurm.options import slurm_minutes
 from hpcdl.system.declare import build, values_of
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import read_regular

@@ -1,4 +1,4 @@
-"""The options of sbatch and srun by release, from facts/slurm_options.yaml."""
+"""The options of sbatch and srun by release, from facts/slurm_options.yaml; Slurm's times."""
 
 from __future__ import annotations
 
@@ -54,3 +54,28 @@ def prefixes(command: str) -> dict[str, tuple[OptionFact, ...]]:
             if fact.name not in {one.name for one in before}:
                 table[name[:length]] = (*before, fact)
     return table
+
+
+def slurm_minutes(text: str) -> int:
+    """Slurm's time format in minutes, rounded up; `unlimited` is a year and a day.
+
+    Slurm reads `M`, `M:S`, `H:M:S`, `D-H`, `D-H:M`, `D-H:M:S` (sbatch(1), --time).
+    """
+    if text.lower() in {"unlimited", "infinite"}:
+        return 366 * 24 * 60
+    days, _, rest = text.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if days:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:
+        hours, (minutes, seconds) = 0, [*parts, 0][:2]
+    total = (int(days or 0) * 24 + hours) * 60 + minutes
+    return total + (1 if seconds else 0)
+
+
+def walltime(minutes: int) -> str:
+    """Minutes as D-HH:MM:SS without empty days."""
+    days, rest = divmod(minutes, 24 * 60)
+    return (f"{days}-" if days else "") + f"{rest // 60:02d}:{rest % 60:02d}:00"

@@ -216,7 +216,6 @@ def uv(*words: str | Path, log: Path, **options: Any) -> CommandResult:
         env["SSL_CERT_FILE"] = os.environ.get("SSL_CERT_FILE", settings["cert"])
     env |= {name: settings[option] for option, name in _PIP.items() if name and option in settings}
     verb, *others = words
-    # As pip does: digests say what a wheel is, not the order of indexes.
     argv = [program, "pip", verb, "--no-progress", "--index-strategy", "unsafe-best-match"]
     if settings.get("no-index", "").lower() in {"1", "true", "yes", "on"}:
         argv.append("--no-index")

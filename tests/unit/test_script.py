@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hpcdl.jobs import JobSpec, Module, plan_layout, render_script
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.lint import lint
+from hpcdl.slurm.options import walltime
 from hpcdl.slurm.rules import as_release, known_releases, rule
-from hpcdl.slurm.time_limit import walltime
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run

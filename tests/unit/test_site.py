@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpcdl.cli.site import as_data, as_text
 from hpcdl.site import find_site_file, load, load_site
-from hpcdl.slurm.time_limit import slurm_minutes
+from hpcdl.slurm.options import slurm_minutes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from tests.make import refused_site

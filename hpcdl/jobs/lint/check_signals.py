@@ -27,13 +27,12 @@ _EARLY = 60
 
 
 class _WallSignal(NamedTuple):
-    """The value of --signal: the signal without SIG, seconds before the end, B and R."""
+    """The value of --signal: the signal without SIG, seconds before the end, B."""
 
     option: Option
     signal: str
     seconds: int
     batch: bool
-    preempt: bool
 
 
 def _wall_signal(job: Job) -> _WallSignal | None:
@@ -42,7 +41,7 @@ def _wall_signal(job: Job) -> _WallSignal | None:
     if option is None or match is None:
         return None
     flags, name, seconds = match.groups(default="")
-    return _WallSignal(option, _plain(name), int(seconds or 60), "B" in flags, "R" in flags)
+    return _WallSignal(option, _plain(name), int(seconds or 60), "B" in flags)
 
 
 def _plain(name: str) -> str:

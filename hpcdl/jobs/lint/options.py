@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 from hpcdl.jobs.lint.shell import Word
 from hpcdl.slurm.fits import ResourceRequest
-from hpcdl.slurm.options import OptionFact, known_options, letters, prefixes
-from hpcdl.slurm.time_limit import slurm_minutes
+from hpcdl.slurm.options import OptionFact, known_options, letters, prefixes, slurm_minutes
 
 _TIME = re.compile(r"(?:\d{1,5}-)?\d{1,7}(?::\d{1,2}){0,2}", re.A)
 _MEMORY = re.compile(r"(\d{1,12})([kmgt]?)b?", re.A | re.I)

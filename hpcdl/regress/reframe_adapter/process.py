@@ -208,7 +208,7 @@ def described(settings: Path, paths: Sequence[Path], *more: str) -> list[Mapping
         argv, cwd=settings.parent, env=env, capture_output=True, text=True, check=False
     )
     try:
-        return list(json.loads(done.stdout or "[]"))
+        return list(json.loads(done.stdout or ("" if done.returncode else "[]")))
     except ValueError as fault:
         last = plain(done.stderr or done.stdout).strip().splitlines()[-1:]
         raise BadInput(f"ReFrame cannot describe the checks: {' '.join(last)[:300]}") from fault

@@ -105,7 +105,7 @@ def make_plan(
         raise BadInput(
             f"no cell of '{study.name}' at scale '{scale_name}' can run on the site '{site.name}'",
             details=list(dict.fromkeys(reasons))[:10],
-            hint="--partition NAME[,NAME] names the partitions to use instead of the study's",
+            hint="`hpcdl study run NAME --partition A,B` uses others instead of the study's",
         )
     return Plan(study, scale_name, scale, site, folder, cells, tuple(partitions))
 
