@@ -42,7 +42,7 @@ def test_the_site_of_the_cluster_names_its_release_and_plug_in(machine):
 
 def test_another_release_is_refused_while_one_runs(machine):
     other = next(one for one in rootfs.releases() if one != machine.name)
-    with pytest.raises(CheckFailed, match=f"Slurm {machine.release}"):
+    with pytest.raises(CheckFailed, match=f"up already, with Slurm {machine.name}"):
         up(load_site(machine.state.site_file), directory=machine.state.directory, slurm=other)
 
 
