@@ -52,7 +52,7 @@ def lint(args: argparse.Namespace) -> ExitCode:
 def _lint_cluster(args: argparse.Namespace, site: Site | None) -> Cluster | None:
     """Return the cluster's limits and names; None if neither Slurm nor a site file gives them."""
     if args.live:
-        from hpcdl.slurm.fits import live_cluster
+        from hpcdl.slurm.client import live_cluster
 
         return live_cluster()
     if site:

@@ -12,16 +12,20 @@ import secrets
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hpcdl.slurm import parse
 from hpcdl.slurm.parse import JobRecord, NodeRecord, PartitionRecord, QosLimits, Reservation
-from hpcdl.system.errors import BadInput, MissingPrerequisite, Stopped
+from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import user_name
 from hpcdl.system.run import CommandFailed, CommandResult, run
+
+if TYPE_CHECKING:
+    from hpcdl.slurm.fits import Cluster, PartitionLimits
 
 _T = TypeVar("_T")
 _Text = TypeVar("_Text", str, Sequence[str])
@@ -483,3 +487,62 @@ def _unreadable(text: str, command: str) -> MissingPrerequisite:
         details=text[:300].splitlines(),
         hint=f"is another program called '{command}' first on PATH?",
     )
+
+
+def live_cluster() -> Cluster:
+    """Return the partitions, names and settings of the Slurm on PATH.
+
+    Raises MissingPrerequisite: there is none, or it does not answer.
+    """
+    from hpcdl.slurm.fits import Cluster
+
+    settings, own, every, mpi = config(), nodes(), partitions(), _mpi()
+    return Cluster(
+        where=f"'{settings['ClusterName'].split()[0]}'",
+        partitions=frozenset(partition.name for partition in every),
+        plugin_options=frozenset(plugin_options()),
+        settings=settings,
+        limits={
+            partition.name: _limits(partition, own, settings, mpi)
+            for partition in every
+            if partition.node_count
+        },
+        default=next((partition.name for partition in every if partition.default), ""),
+    )
+
+
+def _limits(
+    partition: PartitionRecord,
+    nodes: Sequence[NodeRecord],
+    settings: dict[str, str],
+    mpi: tuple[str, ...] | None,
+) -> PartitionLimits:
+    from hpcdl.slurm.fits import NodeKind, PartitionLimits
+    from hpcdl.slurm.options import slurm_minutes
+
+    own = Counter(map(_kind, (node for node in nodes if partition.name in node.partitions)))
+    size = re.match(r"\d+", settings.get("MaxArraySize", ""))
+    return PartitionLimits(
+        partition.name,
+        tuple(
+            NodeKind(count, cpus, memory, dict(gpus), features)
+            for (cpus, memory, gpus, features), count in own.items()
+        ),
+        None if partition.max_time == "UNLIMITED" else slurm_minutes(partition.max_time),
+        arrays=int(size[0]) if size else None,
+        mpi=mpi,
+    )
+
+
+def _kind(node: NodeRecord) -> tuple[int, int, tuple[tuple[str, int], ...], frozenset[str]]:
+    """Return the key by which nodes are equal for a job: CPUs and MB for jobs, GPUs, features."""
+    gpus = tuple((kind or "", count) for kind, count in node.gpus)
+    return node.cpus, node.memory_mb, gpus, frozenset(node.features)
+
+
+def _mpi() -> tuple[str, ...] | None:
+    """The plug-ins of `srun --mpi=`; None where srun does not list them."""
+    try:
+        return mpi_plugins()
+    except HpcdlError:
+        return None

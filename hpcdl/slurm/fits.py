@@ -1,4 +1,4 @@
-"""Checks if a partition can ever run a job's request: one check for all commands.
+"""Checks if a partition can ever run a job's request: one check for all commands. Pure.
 
 `PartitionLimits` is what a partition allows, from a site file or from the live Slurm;
 `ResourceRequest` what a job asks for, from directives or from a layout. A number that is unknown
@@ -8,14 +8,11 @@ is None and judges nothing.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import NamedTuple
 
-from hpcdl.slurm import client, parse
-from hpcdl.slurm.options import slurm_minutes, walltime
-from hpcdl.system.errors import HpcdlError
+from hpcdl.slurm.options import walltime
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of, one_of
 
@@ -194,58 +191,3 @@ def _most(kinds: Sequence[NodeKind], nodes: int, each: Sequence[int]) -> int:
         taken = min(left, kind.nodes)
         left, total = left - taken, total + taken * count
     return total
-
-
-def live_cluster() -> Cluster:
-    """Return the partitions, names and settings of the Slurm on PATH.
-
-    Raises MissingPrerequisite: there is none, or it does not answer.
-    """
-    config, nodes, partitions = client.config(), client.nodes(), client.partitions()
-    mpi = _mpi()
-    return Cluster(
-        where=f"'{config['ClusterName'].split()[0]}'",
-        partitions=frozenset(partition.name for partition in partitions),
-        plugin_options=frozenset(client.plugin_options()),
-        settings=config,
-        limits={
-            partition.name: _limits(partition, nodes, config, mpi)
-            for partition in partitions
-            if partition.node_count
-        },
-        default=next((partition.name for partition in partitions if partition.default), ""),
-    )
-
-
-def _limits(
-    partition: parse.PartitionRecord,
-    nodes: Sequence[parse.NodeRecord],
-    config: dict[str, str],
-    mpi: tuple[str, ...] | None,
-) -> PartitionLimits:
-    own = Counter(map(_kind, (node for node in nodes if partition.name in node.partitions)))
-    size = re.match(r"\d+", config.get("MaxArraySize", ""))
-    return PartitionLimits(
-        partition.name,
-        tuple(
-            NodeKind(count, cpus, memory, dict(gpus), features)
-            for (cpus, memory, gpus, features), count in own.items()
-        ),
-        None if partition.max_time == "UNLIMITED" else slurm_minutes(partition.max_time),
-        arrays=int(size[0]) if size else None,
-        mpi=mpi,
-    )
-
-
-def _kind(node: parse.NodeRecord) -> tuple[int, int, tuple[tuple[str, int], ...], frozenset[str]]:
-    """Return the key by which nodes are equal for a job: CPUs and MB for jobs, GPUs, features."""
-    gpus = tuple((kind or "", count) for kind, count in node.gpus)
-    return node.cpus, node.memory_mb, gpus, frozenset(node.features)
-
-
-def _mpi() -> tuple[str, ...] | None:
-    """The plug-ins of `srun --mpi=`; None where srun does not list them."""
-    try:
-        return client.mpi_plugins()
-    except HpcdlError:
-        return None
