@@ -8,7 +8,7 @@ t1 is one GPU's step; the two numbers a and b are fitted by `python -m tools.val
 
 Forms: `horovod` and `ddp` (an all-reduce beside back-propagation), `parameter_server` (gradients
 to host memory, weights back), `no_overlap` (one all-reduce after back-propagation:
-`tf.distribute`, CNTK). Sharded transformers are split ones (split.py).
+`tf.distribute`, CNTK). Sharded transformers are split ones.
 
 Transformers that are split over GPUs, in the same terms:
 

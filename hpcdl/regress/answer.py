@@ -1,4 +1,4 @@
-"""The gate's answer as values and words, and what people decided about its findings. Pure.
+"""The gate's answer as values and words, by causes; what people decided about findings. Pure.
 
 The answer is the same in the terminal, on the page and in exports. A finding has an id that stays
 while it lasts: of a change for the worse whatever night it is seen to begin with, of a slow node
@@ -8,10 +8,9 @@ An accepted level is the normal one from its first night on: nights before it co
 finding that sleeps closes no gate until its day. A reference that was measured after a change,
 at the level that it led to, answers it.
 
-Findings by their cause: a release, a driver, a node, a night, references, one series. Pure.
-
-A release that slows ten series is one cause, and so is a node, or a night without results. The
-terminal, exports and notices name causes, worst first; the findings of their series are beneath.
+A cause is a release, a driver, a node, a night, references, or one series: a release that slows
+ten series is one cause, and so is a night without results. The terminal, exports and notices name
+causes, worst first; the findings of their series are beneath.
 What several series of one night say together, and none of them alone, is a finding of the site
 (`pooled`): the higher criticism of the strengths of all series (Donoho and Jin 2004, Ann. Stat.
 32:962).
@@ -43,6 +42,10 @@ SLOW_NODE, WARNING = "slow node", "not sure yet"
 `lost node`, `old`, `unknown` and `future`, as `gate` finds them."""
 RETIRED = "retired"
 """In place of a finding's id: the series gives no more results, and is not missed."""
+ENDED_DAYS = 30
+"""Silence of a series that ends it."""
+_LISTED = 9
+"""Causes that are listed; more are counted."""
 _STATUSES = frozenset(status.value for status in Status)
 
 
@@ -419,12 +422,6 @@ def _tail(count: int, least: int, chance: float) -> float:
         for k in range(least, count + 1)
     )
     return min(1.0, sum(math.exp(one) for one in logs))
-
-
-ENDED_DAYS = 30
-"""Silence of a series that ends it."""
-_LISTED = 9
-"""Causes that are listed; more are counted."""
 
 
 def gate_text(answer: GateAnswer, *, every: bool = False) -> str:

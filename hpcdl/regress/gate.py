@@ -1,14 +1,13 @@
-"""The gate: may this cluster, or this release, be used? Pure, over the history.
+"""The gate: may this cluster, or this release, be used? And what people accept of its findings.
 
 Three questions per series: did the last night fail, does the history of the last months show a
 lasting change for the worse that still holds, and is one node slower than the others? A series
 that falls silent closes the gate, for a month; then it has ended, and is only named.
 
-Accepts findings of the gate: in a file that a team reviews, beside the references.
-
-PREFIX/references/accepted.yaml holds what is in force. The level that a change led to becomes the
-reference of its series, where the site has one; the row that it replaces stays in the file, so
-that one command undoes it. Both files are written together, and shown as one diff.
+`ask` is pure, over the history. PREFIX/references/accepted.yaml, which a team reviews, holds what
+is accepted. The level that a change led to becomes the reference of its series, where the site has
+one; the row that it replaces stays in the file, so that one command undoes it. Both files are
+written together, and shown as one diff.
 """
 
 from __future__ import annotations
@@ -78,6 +77,7 @@ from hpcdl.system.document import check, read_document
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
 
+SCHEMA = 1
 STALE_DAYS, UNKNOWN_DAYS = 3, 8
 """Silence that counts at least; of a series of one night, which may be weekly."""
 LOOK_BACK_DAYS, NODES_DAYS = 120, 14
@@ -379,9 +379,6 @@ def _of_history(question: _Question, series: Series, run: list[Result]) -> _Look
         again=(as_rates(nights) if lower else nights) if again else (),
         tonight=_tonight(question, last, series, of_level, lower=lower),
     )
-
-
-SCHEMA = 1
 
 
 def accepted_file(site: Site) -> Path:

@@ -54,8 +54,8 @@ def train(argv: list[str] | None, signals: StopSignals) -> int:
         return _leave(int(error.exit_code), place)
     except SystemExit as left:  # an exit code of 0 would tell the job that all is done
         signals.ended()
-        said = f"error: code of the model, the data or a callback called sys.exit({left.code!r})"
-        print(said, file=sys.stderr, flush=True)
+        message = f"error: code of the model, the data or a callback called sys.exit({left.code!r})"
+        print(message, file=sys.stderr, flush=True)
         return _leave(1, place)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr, flush=True)

@@ -189,8 +189,8 @@ class RankRun:
                 hint="wait for it, or give another --job-dir",
             ) from None
         except MissingPrerequisite as fault:  # a parallel file system may have no locks
-            said = f"{fault.message}: nothing keeps other runs out of {folder}"
-            print(f"rank {self.ranks.rank}: {said}", file=sys.stderr, flush=True)
+            warning = f"{fault.message}: nothing keeps other runs out of {folder}"
+            print(f"rank {self.ranks.rank}: {warning}", file=sys.stderr, flush=True)
 
     def _clear(self, fault: BaseException) -> HpcdlError | None:
         if isinstance(fault, HpcdlError):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import chromium
-from tests.npm import unpack
+from tests.browser import axe_core, chromium
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install 'hpcdl[site]')")
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,10 +29,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory):
-    own = os.environ.get("HPCDL_AXE")
-    if own is None:
-        own = unpack("axe-core", "4.10.3", tmp_path_factory.mktemp("axe")) / "axe.min.js"
-    return Path(own).read_text() + "; 0"
+    return axe_core(tmp_path_factory.mktemp("axe"))
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,12 @@ axe-core, the checker of WCAG that browsers use, comes from npm once per machine
 axe.min.js of one's own. Without either its tests are left out and counted.
 """
 
-import os
 import time
-from pathlib import Path
 
 import pytest
 
 from tests import nights
-from tests.browser import chromium
-from tests.npm import unpack
+from tests.browser import axe_core, chromium
 from tests.unit.test_report import hostile_page
 
 
@@ -212,10 +209,7 @@ axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violation
 
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory):
-    own = os.environ.get("HPCDL_AXE")
-    if own is None:
-        own = unpack("axe-core", "4.10.3", tmp_path_factory.mktemp("axe")) / "axe.min.js"
-    return Path(own).read_text() + "; 0"
+    return axe_core(tmp_path_factory.mktemp("axe"))
 
 
 @pytest.mark.parametrize(("colours", "width"), [("light", 360), ("dark", 1280)])

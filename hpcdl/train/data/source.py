@@ -234,5 +234,5 @@ def unreadable(fault: Exception) -> BadInput:
 def reason(fault: Exception) -> str:
     """Return what an error of TensorFlow says, in one line, without the places in its graphs."""
     lines = [_NODES.sub("", line).strip() for line in str(fault).splitlines()]
-    told = [line for line in lines if line and not line.startswith(_PLACES)]
-    return (told or lines or [""])[0][:300]
+    reasons = [line for line in lines if line and not line.startswith(_PLACES)]
+    return (reasons or lines or [""])[0][:300]
