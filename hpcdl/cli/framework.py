@@ -52,11 +52,12 @@ def option(names: str, *words: str, many: bool = False, **how: Any) -> Configure
     return configure
 
 
-def command_hint(key: str, word: str) -> Any:
-    """Return the hint for `word` under `key` of facts/command_hints.yaml; '' if there is none."""
+def command_hint(key: str, word: str, *, of: bool = False) -> Any:
+    """The row for `word` of the facts' command_hints: under `key`, or `of` that command."""
     from hpcdl import facts
 
-    rows = facts.load("command_hints").get(key, {})
+    hints = facts.load("command_hints")
+    rows = hints["of"].get(key, {}) if of else hints[key]
     return next((hint for words, hint in rows.items() if word in words.split()), "")
 
 
@@ -172,7 +173,9 @@ class Parser(argparse.ArgumentParser):
             hint = command_hint("any", name) or f"write {self.prog} ... {typed}"
         elif choice:
             hint = did_you_mean(choice[2], choice[3].replace("'", "").split(", "))
-            hint += command_hint(self._key, choice[1]) if hint.startswith("use one of") else ""
+            hint += (
+                command_hint(self._key, choice[1], of=True) if hint.startswith("use one of") else ""
+            )
         elif kind := re.search(": invalid (int|float) value: ", message):
             hint = f"it is {command_hint('any', kind[1])}"
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
@@ -197,7 +200,7 @@ class Parser(argparse.ArgumentParser):
         name, options = word.split("=")[0], list(self._option_string_actions)
         bare, others = name.strip("-"), self.get_default("elsewhere")
         letter = "" if name.startswith("--") else name[1:2]
-        hint = command_hint(self._key, bare) or command_hint(self._key, letter)
+        hint = command_hint(self._key, bare, of=True) or command_hint(self._key, letter, of=True)
         if not hint and others:
             hint = others(name)
         if hint and f"-{name}" not in options:
@@ -219,7 +222,7 @@ class Parser(argparse.ArgumentParser):
             return f"name a site file behind its option: --site {word}{job}"
         if f"--{word.partition('=')[0]}" in options:
             return f"did you mean '--{word}'?"
-        if hint := command_hint(self._key, re.split("[=<>!]", word)[0]):
+        if hint := command_hint(self._key, re.split("[=<>!]", word)[0], of=True):
             return str(hint)
         if self.rest.startswith("the program"):
             return f"put the program after two dashes: {self.prog} ... -- {word} ..."

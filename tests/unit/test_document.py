@@ -4,9 +4,11 @@ import os
 from contextlib import suppress
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcdl import facts
 from hpcdl.system.document import MAX_DEPTH, InvalidDocument, parse_document, read_document
 from hpcdl.system.errors import BadInput
 
@@ -145,3 +147,18 @@ YAML_LIKE = "ab:-[]{}&*!?|>'\"#% \n\t,~1"
 def test_no_text_whatsoever_gives_anything_but_bad_input(text):
     with suppress(BadInput):
         parse_document(text, "f.yaml").raise_faults()
+
+
+@pytest.mark.parametrize("path", sorted(facts.path("gpus").parent.glob("*.yaml")), ids=str)
+def test_no_key_of_the_facts_stands_twice(path):
+    """PyYAML takes the last one, and nobody misses the other."""
+
+    def twice(node):
+        if isinstance(node, yaml.MappingNode):
+            keys = [key.value for key, _ in node.value]
+            yield from {key for key in keys if keys.count(key) > 1}
+        for child in node.value if isinstance(node, yaml.CollectionNode) else ():
+            for part in child if isinstance(child, tuple) else (child,):
+                yield from twice(part)
+
+    assert [*twice(yaml.compose(path.read_text(), yaml.CSafeLoader))] == []
