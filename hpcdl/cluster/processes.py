@@ -18,6 +18,7 @@ from pathlib import Path
 from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.identity import sees
 from hpcdl.cluster.shape import ClusterState, Node, ProcessId
+from hpcdl.system.files import process_fields
 
 MARK = "HPCDL_CLUSTER_OWNER"
 """Set in the environment of every daemon: the cluster's state directory."""
@@ -27,17 +28,8 @@ _PROC = Path("/proc")
 
 def identify(pid: int) -> ProcessId | None:
     """The process that has this id now; None where there is none, or only a zombie."""
-    fields = _fields(pid)
+    fields = process_fields(pid)
     return ProcessId(pid, int(fields[19])) if fields and fields[0] not in {"Z", "X"} else None
-
-
-def _fields(pid: int) -> list[str]:
-    """The fields of proc(5)'s stat from the third one, the state, on; none if it is gone."""
-    try:
-        # The name in parentheses may hold anything; what follows its last `)` is regular.
-        return _told(_PROC / str(pid) / "stat").rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return []
 
 
 def _told(file: Path) -> str:
@@ -176,7 +168,7 @@ def _with_descendants(pids: Iterable[int]) -> list[ProcessId]:
 
 
 def _parent(pid: int) -> int:
-    return int((_fields(pid) or ["", "0"])[1])
+    return int((process_fields(pid) or ["", "0"])[1])
 
 
 def _ancestry() -> set[int]:

@@ -368,6 +368,19 @@ def lock_holder(path: Path) -> int | None:
     return None
 
 
+def process_fields(pid: int | str) -> list[str]:
+    """The fields of proc(5)'s stat from the third one, the state, on; none if it is gone.
+
+    The 20th of these says when it started, in ticks since the boot: ids are given again.
+    """
+    try:
+        # The name in parentheses may hold anything; what follows its last `)` is regular.
+        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
+        return text.rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return []
+
+
 @contextmanager
 def shared_lock(path: Path, *, wait_seconds: float = 60.0) -> Iterator[None]:
     """`locked`, where what is made is for everybody: the directories of the lock itself, too."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl import __version__
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, user_name, write_json
+from hpcdl.system.files import explain_os_errors, process_fields, user_name, write_json
 from hpcdl.system.trust import require_no_stranger
 
 if TYPE_CHECKING:
@@ -139,11 +141,43 @@ def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:
 def scratch_directory() -> Iterator[Path]:
     """An empty directory of this user only, below TMPDIR, removed at the end.
 
-    MissingPrerequisite: no space left, or no permission, there; or another user can put one of his
-    own in its place: much of its content is executed.
+    What killed commands left there is removed first. MissingPrerequisite: no space left, or no
+    permission, there; or another user can put one of his own in its place: much of its content is
+    executed.
     """
     below = require_no_stranger(Path(tempfile.gettempdir(), _SCRATCH)).parent
+    here, me = _this_machine(), f"{os.getpid()}-{_started(os.getpid())}-"
     with explain_os_errors(below):
-        made = tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=below, ignore_cleanup_errors=True)
+        if here:
+            _clear_abandoned(below, here)
+        made = tempfile.TemporaryDirectory(
+            prefix=f"{_SCRATCH}{here}{me}", dir=below, ignore_cleanup_errors=True
+        )
     with made as place:
         yield Path(place)
+
+
+def _this_machine() -> str:
+    """This boot and namespace of processes: only here a process's id says whether it runs."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return f"{boot[:8]}.{Path('/proc/self/ns/pid').stat().st_ino}-"
+    return ""
+
+
+def _clear_abandoned(below: Path, here: str) -> None:
+    """Remove this user's scratch directories whose process ended without doing so."""
+    with os.scandir(below) as entries:
+        left = [one.path for one in entries if one.name.startswith(_SCRATCH + here)]
+    for path in left:
+        pid, start, *_ = [*Path(path).name.removeprefix(_SCRATCH + here).split("-"), "", ""]
+        with suppress(OSError):  # another command removes it as well
+            status = os.lstat(path)
+            own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if own and pid.isdecimal() and start != _started(pid):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _started(pid: int | str) -> str:
+    """When a process started, in ticks since the boot; '' if it is gone."""
+    return "".join(process_fields(pid)[19:20])

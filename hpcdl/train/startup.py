@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import MissingPrerequisite
+from hpcdl.system.files import process_fields
 
 # (rank, size, local rank, local size) as each launcher names them; the first complete row wins.
 _LAUNCHERS = (
@@ -124,8 +125,7 @@ class StartupClock:
 def _process_age() -> float:
     """Seconds since the kernel started this process (proc(5), field 22 of stat)."""
     try:
-        stat = Path("/proc/self/stat").read_text()
-        ticks = int(stat.rpartition(")")[2].split()[19])
+        ticks = int(process_fields("self")[19])
         uptime = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return 0.0

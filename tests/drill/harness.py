@@ -243,9 +243,7 @@ def _words(process):
 
 
 def temporary(home):
-    # A scratch directory of a killed command is some kB in TMPDIR, which the system clears.
-    inside = [one.name for one in (home / "tmp").glob("*")]
-    found = [f"tmp/{name}" for name in inside if not name.startswith(".hpcdl-scratch-")]
+    found = [f"tmp/{one.name}" for one in (home / "tmp").glob("*")]
     for where, _, files in os.walk(home):
         if "cache" not in Path(where).relative_to(home).parts[:2]:
             found += [f"{where}/{name}" for name in files if _TEMPORARY.fullmatch(name)]

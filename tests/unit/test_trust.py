@@ -4,12 +4,16 @@ import os
 import pwd
 import shutil
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from hpcdl.jobs.stage import stage
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import make_directory
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.trust import require_own, require_private
 from tests.strangers import STRANGER, as_root, stranger
 
@@ -179,3 +183,46 @@ def test_a_directory_with_my_name_that_another_made_is_refused(shared, prepared)
         require_own(shared / "root/work/mine")
     (shared / "mine").mkdir()
     require_own(shared / "mine")
+
+
+KILLED = """
+import os, signal
+from hpcdl.system.resources import scratch_directory
+with scratch_directory() as place:
+    (place / "file").write_text("")
+    print(place, flush=True)
+    if not input():
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def scratch_of(tmpdir):
+    """A command that has a scratch directory, and where; an empty line kills it."""
+    words, pipe = [sys.executable, "-c", KILLED], subprocess.PIPE
+    env = {**os.environ, "TMPDIR": str(tmpdir)}
+    process = subprocess.Popen(words, env=env, stdin=pipe, stdout=pipe, text=True)
+    return process, Path(process.stdout.readline().strip())
+
+
+def test_what_a_killed_command_left_in_tmpdir_is_cleared_by_the_next(tmp_path, monkeypatch):
+    """And nothing else: of one that runs, of another boot, container or user, or a link."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (killed, left), (running, used) = scratch_of(tmp_path), scratch_of(tmp_path)
+    killed.communicate("\n")
+    boot, namespace = left.name.removeprefix(".hpcdl-scratch-").split(".")
+    others = (f"1{boot}.{namespace}", f"{boot}.1{namespace}")
+    kept = [left.with_name(f".hpcdl-scratch-{one}") for one in others]
+    for place in kept:
+        place.mkdir()
+    link = left.with_name(left.name + "x")
+    link.symlink_to(tmp_path)
+    if not os.getuid():
+        kept.append(left.with_name(left.name + "y"))
+        kept[-1].mkdir()
+        os.chown(kept[-1], 65534, -1)
+    with scratch_directory():
+        assert not left.exists()
+    assert (used / "file").exists()
+    assert all(one.exists() for one in (*kept, link))
+    running.communicate("go on\n")
+    assert not used.exists()
