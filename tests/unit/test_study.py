@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -25,6 +26,7 @@ from hpcdl.workflows.study.load import load_study, read_study, shipped
 from hpcdl.workflows.study.measurements import look
 from hpcdl.workflows.study.report import rules_of
 from hpcdl.workflows.study.running import collect, last_run_statuses
+from tests.strangers import STRANGER, as_root
 from tests.studies import (
     LAYOUT,
     RATES,
@@ -110,6 +112,16 @@ def test_every_script_of_every_study_is_clean_under_lint_and_bash(name, scale):
         ]
         assert not faults
         assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+
+
+@as_root
+def test_nothing_is_written_into_a_study_s_directory_that_another_made(study):
+    plan = study()
+    plan.folder.mkdir(parents=True)
+    shutil.chown(plan.folder, STRANGER)
+    with pytest.raises(MissingPrerequisite, match=f"belongs to {STRANGER}"):
+        next(running.start(plan, modules_for(plan)))
+    assert not [*plan.folder.iterdir()], "a lock, too, is a file"
 
 
 # ---- a file of a user ----

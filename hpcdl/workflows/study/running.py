@@ -19,7 +19,7 @@ from hpcdl.jobs.watch import follow
 from hpcdl.slurm import client
 from hpcdl.slurm.once import embedded_cluster
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
-from hpcdl.system.files import last_text, locked
+from hpcdl.system.files import last_text, locked, make_directory
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import require_own
 from hpcdl.workflows.study.cells import Plan, data_folder
@@ -87,8 +87,9 @@ def start(plan: Plan, modules: Modules) -> Iterator[str]:
 
     Yields what it is about to do, where that takes long.
     """
+    make_directory(plan.folder)
+    require_own(plan.folder)  # before anything is written: a lock, too
     with locked(plan.folder / ".study-lock"):
-        require_own(plan.folder)
         note_run(plan)
         names = {cell.data for cell in plan.possible}
         for name in (name for name in plan.scale.data if name in names):
