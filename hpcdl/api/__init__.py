@@ -171,15 +171,18 @@ def predict(site: Site, partition: str, model: str, **more: Any) -> Forecast:
     """Images/s of a training on more and more GPUs of a partition, and what limits it.
 
     `more` are fields of `hpcdl.predict.request.ScalingRequest`: gpus (4, or such as "1-64" or
-    "4,8"), batch, precision, size, real, result.
+    "4,8"), batch, precision, size, real, result; `split` is text as that of `--split`.
     """
     from hpcdl.predict.request import ScalingRequest, answer
+    from hpcdl.predict.step import split_of
 
     if type(more.get("gpus")) is int:
         more["gpus"] = str(more["gpus"])
     try:
         if "result" in more:
             more["result"] = Path(more["result"])
+        if (split := more.pop("split", None)) is not None:
+            more["plan"] = split_of([split])
         request = ScalingRequest(site.partition(partition), model, **more)
     except TypeError as fault:
         hint = "docs/python.md has an example; the fields are those of ScalingRequest"

@@ -12,11 +12,8 @@ from hpcdl.system.text import one_of
 
 if TYPE_CHECKING:
     from hpcdl.predict.request import ScalingRequest
-    from hpcdl.predict.step import ModelSplit
     from hpcdl.site import Partition, Site
 
-_FLOW = 4
-"""Micro-batches per stage of a pipeline: a fifth of the time is its bubble."""
 _MOST_MONEY = 1e9
 _NONE = "none"
 
@@ -48,16 +45,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="partitions to show in one table, such as p100,v100",
     )
     add("--plot", type=Path, metavar="FILE", help="plot to FILE.svg")
-    add("--split", default="", metavar="KEY=N,KEY=N", help=_split_help())
     configure(parser, ScalingRequest)
-
-
-def _split_help() -> str:
-    from hpcdl.predict.step import ModelSplit
-    from hpcdl.system.declare import entries
-
-    parts = [f"{one.flag}: {one.help} ({str(one.default).lower()})" for one in entries(ModelSplit)]
-    return f"how a transformer is split. {'; '.join(parts)}"
 
 
 def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]:
@@ -74,7 +62,7 @@ def _request(args: argparse.Namespace) -> tuple[ScalingRequest, tuple[str, ...]]
     site, measured = the_site(args), read_result(run).partition if run else ""
     known = measured if measured in site.partitions else ""
     place = _place(site, args, args.partition or known, stated=bool(run))
-    request = ScalingRequest(place, **values, result=run, plan=_plan(args))
+    request = ScalingRequest(place, **values, result=run)
     if run:
         from hpcdl.workflows.expectation import on_shared_cores
 
@@ -111,25 +99,6 @@ def _from_last_run(
     used = [f"the site's last run like it, job {run.parent.name}"] if run else []
     used += ["the site's all-reduce check"] if request.exchanges else []
     return request, tuple(used)
-
-
-def _plan(args: argparse.Namespace) -> ModelSplit | None:
-    """Return how a transformer is split; None if it is not."""
-    from hpcdl.predict.step import ModelSplit
-    from hpcdl.system.declare import entries, typed, values_of
-    from hpcdl.system.text import did_you_mean
-
-    names = {str(entry.flag): entry.name for entry in entries(ModelSplit)}
-    texts = {}
-    for part in filter(None, args.split.split(",")):
-        key, _, text = part.partition("=")
-        if key not in names or not text:
-            hint = f"write {key}=N" if key in names else did_you_mean(key, names)
-            raise BadInput(f"--split has '{part}'", hint=hint)
-        texts[names[key]] = text
-    given = values_of(ModelSplit, typed(ModelSplit, argparse.Namespace(**texts)))
-    flow = {"micro_batches": _FLOW * given["stages"]} if given.get("stages", 1) > 1 else {}
-    return ModelSplit(**{**flow, **given}) if given else None
 
 
 def _prices(args: argparse.Namespace, partitions: list[str]) -> dict[str, float]:

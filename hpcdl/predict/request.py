@@ -38,8 +38,11 @@ from hpcdl.predict.step import (
     Workload,
     feed,
     predict_step,
+    split_help,
+    split_of,
+    split_texts,
 )
-from hpcdl.system.declare import check, choice, number, option, whole
+from hpcdl.system.declare import check, choice, listed, number, option, whole
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of
@@ -119,7 +122,15 @@ class ScalingRequest:
     images_per_second: float | None = None
     result: Path | None = None
     exchanges: tuple[Exchange, ...] = ()
-    plan: ModelSplit | None = None
+    plan: ModelSplit | None = option(
+        split_help(),
+        None,
+        flag="--split",
+        metavar="KEY=N,KEY=N",
+        read=split_of,
+        write=split_texts,
+        **listed({"type": "string"}),
+    )
     cores: int | None = None
 
     @cached_property
@@ -414,8 +425,6 @@ def _counts(request: ScalingRequest, machine: Machine) -> tuple[tuple[int, ...],
 def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
     """The machine, the workload and one GPU's step that a request means."""
     check(request)
-    if request.plan:
-        check(request.plan)
     if request.plan and (request.form != FORMS[0] or request.reads):
         raise BadInput(
             "a split transformer exchanges in its own form, and reads no images",

@@ -29,8 +29,9 @@ arXiv 1910.02054): stages of ZeRO shard the optimizer's, then gradients, then we
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -44,10 +45,12 @@ from hpcdl.predict.machine import (
     kept_bytes,
     parameter_server,
 )
-from hpcdl.system.declare import SWITCH, choice, option, whole
+from hpcdl.system.declare import SWITCH, build, choice, entries, option, typed, whole
 from hpcdl.system.errors import BadInput
+from hpcdl.system.text import did_you_mean
 
 _MOST_PARTS = 100_000
+_FLOW = 4
 CHECKPOINTING = ("none", "selective", "full")
 _ADAM = 8.0  # bytes of both moments of a weight
 _UPDATE = 34.0  # bytes that clipping and Adam move of a weight: 5 x 4 read, 3 x 4 and 2 written
@@ -120,6 +123,38 @@ class ModelSplit:
     def blocks(self, net: NetworkSums) -> tuple[int, int]:
         """Blocks of the fullest stage, and of the first and the last one."""
         return -(-net.shape.blocks // self.stages), net.shape.blocks // self.stages
+
+
+def split_help() -> str:
+    """The help of `--split`: each key with its default."""
+    parts = [f"{one.flag}: {one.help} ({str(one.default).lower()})" for one in entries(ModelSplit)]
+    return f"how a transformer is split. {'; '.join(parts)}"
+
+
+def split_of(texts: Sequence[str]) -> ModelSplit:
+    """The split that texts such as `tensor=8,zero=1` give, each key once.
+
+    A pipeline has four micro-batches per stage where none are given: a fifth of it is its bubble.
+    """
+    names = {str(one.flag): one.name for one in entries(ModelSplit)}
+    given: dict[str, str] = {}
+    for part in ",".join(texts).split(","):
+        key, _, text = (word.strip() for word in part.partition("="))
+        if key not in names or not text:
+            hint = f"write {key}=N" if key in names else did_you_mean(key, names)
+            hint = hint if key else "write tensor=8,zero=1"
+            raise BadInput(f"has '{part}', which is no KEY=N of a split", hint=hint)
+        if names[key] in given:
+            raise BadInput(f"has '{key}' twice", hint="give each key of a split once")
+        given[names[key]] = text
+    split = build(ModelSplit, typed(ModelSplit, argparse.Namespace(**given)))
+    pipeline = split.stages > 1 and "micro_batches" not in given
+    return replace(split, micro_batches=_FLOW * split.stages) if pipeline else split
+
+
+def split_texts(plan: ModelSplit) -> list[str]:
+    """The texts that mean a split."""
+    return [f"{one.flag}={getattr(plan, one.name)}".lower() for one in entries(ModelSplit)]
 
 
 # ---- memory ----

@@ -122,6 +122,16 @@ def test_a_prediction_of_what_is_no_number_is_said(more):
         api.predict(api.load_site("pi"), "p100", "resnet50", **more)
 
 
+def test_a_transformer_is_split_by_the_text_of_the_option():
+    site, gpt = api.load_site("a100-h100"), ("h100", "gpt_18b")
+    found = api.predict(site, *gpt, gpus=8, size=2048, split="tensor=8,stages=1")
+    assert (found.work.plan.tensor, found.points[0].fits) == (8, True)
+    assert api.predict(site, *gpt, gpus=8, split="stages=4").work.plan.micro_batches == 16
+    for wrong in ("", "tensor", "tensor=0", "tensor=8,tensor=4", 8):
+        with pytest.raises(api.Fault, match=r"KEY=N|tensor is 0|'tensor' twice|expected str"):
+            api.predict(site, *gpt, split=wrong)
+
+
 def test_what_the_file_system_refuses_is_said(monkeypatch):
     monkeypatch.setenv(VARIABLE, "/" + "a" * 1000)
     with pytest.raises(api.Fault, match=r"name (is )?too long"):

@@ -173,7 +173,7 @@ def test_few_sequences_per_second_are_no_zero(a100):
         ({"model": "resnet50"}, "no transformer"),
         ({"plan": ModelSplit(tensor=7)}, "cannot share 48 heads"),
         ({"plan": ModelSplit(tensor=0)}, "tensor.*minimum"),
-        ({"plan": ModelSplit(micro_batches=0)}, "micro_batches.*minimum"),
+        ({"plan": ModelSplit(micro_batches=0)}, "micro-batches.*minimum"),
         ({"plan": ModelSplit(zero=4)}, "zero.*maximum"),
         ({"plan": ModelSplit(stages=41)}, "too few"),
         ({"plan": ModelSplit(stages=8, interleave=3)}, "virtual stages"),
