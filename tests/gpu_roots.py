@@ -45,7 +45,7 @@ COMPILERS = {
 PYTHON = "/opt/hpcdl/bin/python"
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _DONE = "root.json"
-_ROOT_GB, _STACK_GB = 10.0, 13.0
+_ROOT_GB, _STACK_GB = {"clang": 3.0, "nvcc": 10.0}, 13.0
 _ALONE = ("--mount", "--pid", "--fork", "--kill-child")
 _ENTER = """
 root=$1 shared=$2; shift 2
@@ -175,7 +175,7 @@ def root_of(suite, compiler, stack_gb=_STACK_GB):
     place = cache() / "tests" / compiler / suite
     place.mkdir(parents=True, exist_ok=True)
     made = (place / _DONE).is_file()
-    needed = stack_gb if made else stack_gb + _ROOT_GB
+    needed = stack_gb if made else stack_gb + _ROOT_GB[compiler]
     if shutil.disk_usage(place).free < needed * 1e9:
         pytest.skip(f"a build in a root with {compiler} needs {needed:.0f} GB below {place}")
     root = Root(place, suite, compiler)

@@ -7,7 +7,7 @@ Slurm and compares the two.
 
 from hpcdl.results.gpus import Gpu
 from hpcdl.site.load import find_site_file, load_site
-from hpcdl.site.model import External, Partition, Site, SpackSettings, StackRequest
+from hpcdl.site.model import External, Partition, Site, SpackSettings, StackRequest, Waiver
 
 __all__ = [
     "External",
@@ -16,6 +16,7 @@ __all__ = [
     "Site",
     "SpackSettings",
     "StackRequest",
+    "Waiver",
     "find_site_file",
     "load_site",
 ]

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from hpcdl import facts
 from hpcdl.results.gpus import NVIDIA, find_row, gres_type, known_names, out_of_scope
 from hpcdl.site.model import Site
+from hpcdl.site.sections import Waiver
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.rules import known_release
-from hpcdl.system.declare import schema_of
+from hpcdl.system.declare import build, schema_of
 from hpcdl.system.document import Document, Schema, check, parse_bytes, short
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
@@ -91,11 +92,17 @@ class _Meaning:
             for index, part in enumerate((stack or {}).get("partitions") or []):
                 where = ("stacks", name, "partitions", index)
                 self.known("partition", part, self.partitions, where)
+        for name, row in (self.values.get("waivers") or {}).items():
+            build(Waiver, row or {}, partial(self.unread, ("waivers", name)))
         try:
             known_release(self.slurm.get("version") or "")
         except BadInput as fault:
             if self.slurm.get("version"):
                 self.fault(fault.message, ("slurm", "version"), fault.hint)
+
+    def unread(self, above: Where, path: Where, fault: BadInput) -> None:
+        """A value that is no day, or no word of the facts."""
+        self.fault(f"'{path[-1]}' {fault.message}", (*above, *path), fault.hint)
 
     def model(self, where: Where, name: str, row: Values) -> None:
         """A model of the site's own."""

@@ -20,12 +20,13 @@ from hpcdl.site.sections import (
     SlurmDialect,
     SpackSettings,
     StackRequest,
+    Waiver,
     no_default,
 )
 from hpcdl.system.declare import SWITCH, by_name, choice, listed, number, option, text, whole
 from hpcdl.system.frozen import dataclass
 
-__all__ = ["External", "Limits", "Paths", "SlurmDialect", "SpackSettings", "StackRequest"]
+__all__ = ["External", "Limits", "Paths", "SlurmDialect", "SpackSettings", "StackRequest", "Waiver"]
 
 UNKNOWN_FABRIC = "unknown"
 _TAKEN = ("store", "buildcache", "keys", "downloads")
@@ -357,6 +358,11 @@ class Site:
         Remeasure(),
         of=Remeasure,
         write=no_default,
+    )
+    waivers: Mapping[str, Waiver] = option(
+        "Why known vulnerabilities do not matter here, by name; they count instead of hpcdl's own",
+        {},
+        **by_name(Waiver, "^[A-Za-z][A-Za-z0-9._-]{2,60}$"),
     )
     trusted_network: bool = option(
         "Whether everybody who can reach the nodes' ports may run code as any user: "

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.system.declare import PATH, SWITCH, by_name, choice, listed, number, option, text, whole
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import expand
+
+if TYPE_CHECKING:
+    from datetime import date
 
 NAME = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 CLEANED = ("check-runs", "job-index", "logs", "failures", "cache")
@@ -288,4 +291,52 @@ class Remeasure:
     )
     minutes: float = option(
         "No run starts or continues after this many minutes", 30.0, **number(0, 1440), example=30
+    )
+
+
+def _day(text: str) -> date:
+    from datetime import date, timedelta
+
+    try:
+        day = date.fromisoformat(text)
+    except ValueError as fault:
+        raise BadInput(f"is '{text}', not a day", hint="write YEAR-MONTH-DAY") from fault
+    if day > date.today() + timedelta(days=2 * 366):
+        raise BadInput(f"is {text}, too far away", hint="a waiver holds for two years at most")
+    return day
+
+
+def _kind(text: str) -> str:
+    from hpcdl import facts
+
+    if text not in (kinds := facts.load("records")["waiver_kinds"]):
+        raise BadInput(f"is '{text}', not one of {', '.join(kinds)}")
+    return text
+
+
+@dataclass(frozen=True)
+class Waiver:
+    """Why a vulnerability does not matter at this site."""
+
+    because: str = option(
+        "The reason",
+        **text(r"^[^\x00-\x1f]{20,1000}$", "give a reason, in a line of at least 20 characters"),
+        example="no elastic jobs are run at this site",
+    )
+    owner: str = option("Who answers for it", **text(r"[^\x00-\x1f]*\S[^\x00-\x1f]*"))
+    until: date = option(
+        "Its last day, two years from now at most; then it stops a publish",
+        type="string",
+        read=_day,
+        write=str,
+        example="2027-06-30",
+    )
+    kind: str = option(
+        "What kind of answer it is, which the bill of materials says: a key of `waiver_kinds` in "
+        "hpcdl/facts/records.yaml",
+        "accepted-risk",
+        type="string",
+        read=_kind,
+        write=str,
+        example="code-not-reachable",
     )

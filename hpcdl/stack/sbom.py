@@ -9,11 +9,10 @@ pip-audit, which only informs: `stack sbom` runs it where it is installed and ke
 the release. Without internet, an admin runs it elsewhere over the release's audit.txt. Times and
 the serial number come from the release, so that writing the bill again gives the same file.
 
-Who accepted a licence agreement is noted in PREFIX/records.json. A site's waivers are in
-PREFIX/waivers.yaml, which its security team writes: why a vulnerability does not matter here, who
-answers for that, until when. A missing or expired answer stops a publish, and so does a faulty
-file. What kind of answer a waiver is decides what the bill says (VEX): only a reason why the
-release is not affected makes it so, an accepted risk stays exploitable.
+Who accepted a licence agreement is noted in PREFIX/records.json. The waivers are in the site file:
+why a vulnerability does not matter here, who answers for that, until when. A missing or expired
+answer stops a publish. What kind of answer a waiver is decides what the bill says (VEX): only a
+reason why the release is not affected makes it so, an accepted risk stays exploitable.
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hpcdl import facts
-from hpcdl.site import Site
+from hpcdl.site import Site, Waiver
 from hpcdl.stack.release import Release, normal_name
 from hpcdl.stack.resolve_solver import sort_key as key
-from hpcdl.system.declare import build, option, read_file
-from hpcdl.system.document import read_document
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic, write_json
 from hpcdl.system.resources import to_install
@@ -186,7 +183,7 @@ class Advisory:
         """`waived`, `expired` or `open`."""
         if self.waiver is None:
             return "open"
-        return "expired" if self.waiver.expired else "waived"
+        return "expired" if self.waiver.until < today() else "waived"
 
     def as_data(self) -> dict[str, object]:
         """For machines."""
@@ -208,10 +205,9 @@ def findings(site: Site, release: Release, inside: Sequence[BomComponent]) -> li
     """Everything known, hpcdl's own facts first; one that both know is named once.
 
     Raises:
-        BadInput: the site's waivers have faults.
         CheckFailed: pip-audit's answer or the site's records are damaged.
     """
-    waivers = read_waivers(site)
+    waivers = waivers_of(site)
     own = []
     for name, row in facts.load("records")["weaknesses"].items():
         if holds(release, row["packages"], row["versions"]):
@@ -329,7 +325,8 @@ def _vulnerability(finding: Advisory) -> Any:
     from cyclonedx.model.vulnerability import BomTarget, Vulnerability, VulnerabilityAnalysis
 
     waived = finding.waiver if finding.state == "waived" else None
-    analysis = waived.analysis if waived else {"state": "in_triage"}
+    kinds = facts.load("records")["waiver_kinds"]
+    analysis = kinds[waived.kind] if waived else {"state": "in_triage"}
     why, response = analysis.get("justification"), analysis.get("response")
     return Vulnerability(
         id=finding.id,
@@ -346,12 +343,12 @@ def _vulnerability(finding: Advisory) -> Any:
 
 
 def refresh_sbom(site: Site, release: Release, say: Callable[[str], None]) -> None:
-    """Write it where it is missing or older than the site's waivers or pip-audit's answer.
+    """Write it where it is missing or older than the site file or pip-audit's answer.
 
     A publish does not fail for it: the reason is printed.
     """
     file = release.root / CYCLONEDX_FILE
-    sources = [site.paths.prefix / WAIVERS_FILE, release.root / AUDIT_FILE]
+    sources = [site.source, release.root / AUDIT_FILE]
     newest = max((path.stat().st_mtime for path in sources if path.exists()), default=0.0)
     if file.is_file() and file.stat().st_mtime >= newest:
         return
@@ -369,91 +366,18 @@ def refresh_sbom(site: Site, release: Release, say: Callable[[str], None]) -> No
             say(f"note: {unanswered} known vulnerabilities have no waiver: `hpcdl stack sbom`")
 
 
-WAIVERS_FILE = "waivers.yaml"
-DEFAULT_KIND = "accepted-risk"
-_LONGEST = datetime.timedelta(days=2 * 366)
-
-
 def today() -> datetime.date:
     """Today in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).date()
 
 
-def _day(text: str) -> datetime.date:
-    try:
-        day = datetime.date.fromisoformat(text)
-    except ValueError as fault:
-        raise BadInput(f"is '{text}', not a day", hint="write YEAR-MONTH-DAY") from fault
-    if day > today() + _LONGEST:
-        raise BadInput(f"is {text}, too far away", hint="a waiver holds for two years at most")
-    return day
-
-
-def _kind(text: str) -> str:
-    kinds = facts.load("records")["waiver_kinds"]
-    if text not in kinds:
-        known = ", ".join(kinds)
-        raise BadInput(f"is '{text}', not one of {known}", hint=did_you_mean(text, kinds))
-    return text
-
-
-@dataclass(frozen=True)
-class Waiver:
-    """A site's answer to a vulnerability.
-
-    `kind` is a key of `waiver_kinds` in the facts.
-    """
-
-    because: str = option(
-        "the reason",
-        type="string",
-        pattern=r"^[^\x00-\x1f]{20,1000}$",
-        patternErrorMessage="give a reason, in a line of at least 20 characters",
-    )
-    owner: str = option(
-        "who answers for it", type="string", pattern=r"[^\x00-\x1f]*\S[^\x00-\x1f]*"
-    )
-    until: datetime.date = option("the last day", type="string", read=_day, write=str)
-    kind: str = option("what kind of answer", DEFAULT_KIND, type="string", read=_kind, write=str)
-
-    @property
-    def analysis(self) -> Mapping[str, str]:
-        """The VEX analysis: `state`, and `justification` or `response`."""
-        kinds: Mapping[str, Mapping[str, str]] = facts.load("records")["waiver_kinds"]
-        return kinds[self.kind]
-
-    @property
-    def expired(self) -> bool:
-        """Return whether its last day has passed."""
-        return self.until < today()
-
-
-@dataclass(frozen=True)
-class _Waivers:
-    """The file of a site's waivers."""
-
-    waivers: Mapping[str, Waiver] = option(
-        "waivers by vulnerability", type="object", additionalProperties=Waiver
-    )
-
-
-def read_waivers(site: Site) -> dict[str, Waiver]:
-    """The waivers by vulnerability: the site's own, else those that come with hpcdl.
-
-    Raises BadInput: the site's file has faults; each with its line.
-    """
+def waivers_of(site: Site) -> dict[str, Waiver]:
+    """The waivers by vulnerability: the site's own, else those that come with hpcdl."""
     rows = facts.load("records")["weaknesses"]
-    shipped = {name: row["waiver"] for name, row in rows.items() if "waiver" in row}
-    waivers = {
-        name: Waiver(
-            " ".join(row["because"].split()), row["owner"], _day(row["until"]), row["kind"]
-        )
-        for name, row in shipped.items()
-    }
-    path = site.paths.prefix / WAIVERS_FILE
-    if path.exists():
-        waivers |= build(_Waivers, read_file(_Waivers, read_document(path), version=1)).waivers
-    return waivers
+    shipped = {name: dict(row["waiver"]) for name, row in rows.items() if "waiver" in row}
+    for row in shipped.values():
+        row["until"] = datetime.date.fromisoformat(row["until"])
+    return {**{name: Waiver(**row) for name, row in shipped.items()}, **site.waivers}
 
 
 def accepted(site: Site) -> dict[str, Mapping[str, str]]:
@@ -499,7 +423,7 @@ def require_answers(site: Site, release: Release) -> None:
 
 def open_questions(site: Site, release: Release) -> Iterator[str]:
     """Yield the open agreements and vulnerabilities, each with what answers it."""
-    table, answered, waivers = facts.load("records"), accepted(site), read_waivers(site)
+    table, answered, waivers = facts.load("records"), accepted(site), waivers_of(site)
     for name, row in table["agreements"].items():
         if name not in answered and holds(release, row["packages"]):
             yield (
@@ -508,9 +432,11 @@ def open_questions(site: Site, release: Release) -> Iterator[str]:
             )
     for name, row in table["weaknesses"].items():
         waiver = waivers.get(name)
-        if holds(release, row["packages"], row["versions"]) and (not waiver or waiver.expired):
+        if holds(release, row["packages"], row["versions"]) and (
+            not waiver or waiver.until < today()
+        ):
             state = f"its waiver expired on {waiver.until}" if waiver else "there is no waiver"
-            yield f"{name} ({row['what']}): {state}; {site.paths.prefix / WAIVERS_FILE} takes one"
+            yield f"{name} ({row['what']}): {state}; `waivers` in {site.source} takes one"
 
 
 def holds(release: Release, patterns: list[str], versions: list[str] | None = None) -> bool:

@@ -60,6 +60,13 @@ _VERDICT = {
 }
 _EXCHANGE = {**_RESULT, "kind": "allreduce"}
 
+_WAIVERS = """waivers:
+  CVE-1: {because: short, owner: " ", until: soon, kind: not-reachable}
+  CVE-2: {owner: Ada, until: 2026-02-31, why: me}
+  CVE-3: {because: this site runs no elastic jobs, owner: Ada, until: 2099-01-01}
+  CVE-4: {because: "this site runs\\nno elastic jobs", owner: Ada, until: 2026-12-31}
+"""
+
 _SITES = [
     ("later", "schema: 1", "schema: 99"),
     ("negative", "nodes: 2", "nodes: -2"),
@@ -82,6 +89,7 @@ FILES = {
     **{f"site-{name}.yaml": _SITE.replace(old, new, 1) for name, old, new in _SITES},
     "site-unknown-key.yaml": _SITE + "partition: {}\n",
     "site-duplicate.yaml": _SITE + "name: twice\n",
+    "site-waivers.yaml": _SITE + _WAIVERS,
     "site-new-gpu.yaml": _SITE + "gpus: {X1: {compute: 8.4}}\n",
     "site-two.yaml": _SITE + "---\nname: second\n",
     **{
