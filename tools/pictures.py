@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from textwrap import wrap
 
-from tests import nights
+from tests.make import nights
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures"
 SCRIPT = "#!/bin/bash\n#SBATCH --ntaks=4\nsrun hostname\n"

@@ -17,7 +17,8 @@ from hpcdl.stack.resolve import find_request
 from hpcdl.stack.spack_backend import adopt as adopting
 from hpcdl.stack.tree import sha256
 from hpcdl.system.errors import HpcdlError
-from tests.small_release import passing, silent, small_site
+from tests.make.releases import passing, silent
+from tests.make.sites import small_site
 
 _WHEELS = (
     *(Path.home() / ".cache" / "hpcdl" / "wheels").glob("*"),

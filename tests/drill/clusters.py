@@ -4,17 +4,17 @@ from functools import partial
 
 from hpcdl.cluster import processes
 from hpcdl.cluster.state import environment, read_state
-from tests import make
 from tests.drill.harness import HPCDL, Drill
 from tests.integration.conftest import clean_environment
-from tests.make import CPU, P100
+from tests.make import sites
+from tests.make.sites import CPU, P100
 
 
 def site_file(bench):
     """The site of this bench; its commands know it by HPCDL_SITE."""
     p100 = P100.replace("memory_gb: 60", "memory_gb: 60, reference_set: small")
     one = CPU.replace("nodes: 2", "nodes: 1")
-    path = make.site_file(bench.home, p100, one, work=bench.home, private="true")
+    path = sites.site_file(bench.home, p100, one, work=bench.home, private="true")
     bench.extra["HPCDL_SITE"] = str(path)
     return path
 

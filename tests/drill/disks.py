@@ -13,7 +13,8 @@ from tests.drill.clusters import site_file
 from tests.drill.harness import Done, Drill
 from tests.drill.shim import Fault
 from tests.drill.stacks import ACT, commands, filled, releases, sound, struck
-from tests.small_release import make_release, passing, silent, small_site
+from tests.make.releases import make_release, passing, silent
+from tests.make.sites import small_site
 
 FAKETIME = (
     "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",

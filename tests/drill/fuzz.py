@@ -25,9 +25,9 @@ from hpcdl.cli import GROUPS, load_group, main
 from hpcdl.cli.framework import Command
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.resources import folder
-from tests import nights
 from tests.drill.harness import Drill
-from tests.studies import a_result
+from tests.make import nights
+from tests.make.results import trained
 
 _SECONDS = 30
 _MEMORY = 4 << 30
@@ -91,7 +91,7 @@ _DOCUMENTS = {
     ),
     "x.sh": (_scripts, "job lint FILE", "job lint --site pi --json FILE"),
     "result.json": (
-        lambda _: json.dumps(a_result(4, 900.0)),
+        lambda _: json.dumps(trained(4, 900.0)),
         "predict --site embedded --partition p100 --model resnet50 --calibrate FILE",
     ),
     "rows.jsonl": (_rows, "check history import --site embedded FILE"),

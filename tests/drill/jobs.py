@@ -10,7 +10,7 @@ from tests.drill.clusters import running
 from tests.drill.harness import HPCDL, ROOT, Drill
 from tests.drill.shim import Fault
 from tests.drill.stacks import RESULT, count
-from tests.nights import simulated
+from tests.make.nights import simulated
 
 STANDINS = ROOT / "tests" / "standins" / "checks_that_look_well.py"
 CHECK = """

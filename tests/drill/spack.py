@@ -12,7 +12,8 @@ from hpcdl.system.resources import cache
 from tests.drill.harness import Drill
 from tests.drill.stacks import ACT
 from tests.integration.spack_fixture import RECIPE, SMALL, own_spack, small_packages, want, why_not
-from tests.small_release import silent, small_site
+from tests.make.releases import silent
+from tests.make.sites import small_site
 
 
 def killed_adopts(bench):

@@ -13,8 +13,9 @@ from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import current_release, read_release, release_for, release_ids
 from hpcdl.stack.tree import check_integrity
 from tests.drill.harness import HPCDL, Drill, temporary
-from tests.nights import simulated
-from tests.small_release import LMOD, make_release, passing, silent, small_site
+from tests.make.nights import simulated
+from tests.make.releases import LMOD, make_release, passing, silent
+from tests.make.sites import small_site
 
 ACT = (sys.executable, "-m", "tests.drill.acts")
 VERSIONS = ("2.19.0", "2.20.0", "2.21.0")

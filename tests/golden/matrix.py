@@ -7,13 +7,11 @@ before what differs. `make golden` writes all of it anew; the diff then shows wh
 
 import difflib
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
-from hpcdl.site import load_site
-from hpcdl.system.resources import folder
+from tests.make.sites import shipped
 
 HERE = Path(__file__).parent
 PARTITIONS = {
@@ -35,18 +33,13 @@ MODULE = Module(("tensorflow/2.20.0",), _RELEASE / "modules", "tensorflow-1")
 
 def script(partition, size, version):
     """The script of one cell, without what differs by person and by release of hpcdl."""
-    site = with_version(_site(PARTITIONS[partition]), version)
+    site = with_version(shipped(PARTITIONS[partition], work=Path("/work/me")), version)
     return bare(render_script(site, JobSpec(partition, **SIZES[size]), MODULE).text)
 
 
 def bare(text):
     """A script without the release of hpcdl."""
     return re.sub(r"(?m)( Written by hpcdl) \S+\.$", r"\1.", text)
-
-
-def _site(name):
-    site = load_site(folder("templates") / "sites" / f"{name}.yaml")
-    return replace(site, paths=replace(site.paths, work=Path("/work/me")))
 
 
 def cells():

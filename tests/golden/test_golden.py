@@ -9,11 +9,11 @@ import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.lint import lint
-from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm.rules import known_releases
 from hpcdl.system.errors import BadInput
 from tests.golden.matrix import FORMS, PARTITIONS, SIZES, kept, script, wanted
 from tests.golden.variants import RELEASE, VARIANTS, all_scripts
+from tests.make.sites import shipped
 
 TEXTS = all_scripts()
 
@@ -79,6 +79,6 @@ def test_the_linter_has_nothing_to_say(name):
 
 
 def test_a_container_needs_a_runtime_that_the_site_declares():
-    site = replace(load_site(find_site_file("embedded")), container=None)
+    site = replace(shipped(), container=None)
     with pytest.raises(BadInput, match="declares no container runtime"):
         render_script(site, JobSpec("p100", container="/x.sif"), Module(()))

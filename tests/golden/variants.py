@@ -6,9 +6,8 @@ from pathlib import Path
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.script import ArrayOf
-from hpcdl.site import load_site
-from hpcdl.system.resources import folder
-from tests.golden.matrix import HERE, MODULE, bare, cells
+from tests.golden.matrix import MODULE, bare, cells
+from tests.make.sites import shipped
 
 RELEASE = "24.05"
 _BASE = JobSpec("a100", nodes=2, program=("python", "train.py", "--lr", "0.1"))
@@ -54,12 +53,11 @@ def script(name):
     """A variant's script, without what differs by release of hpcdl."""
     spec, runtime = VARIANTS[name]
     if spec.gpu_model:
-        mixed = load_site(HERE / "mixed.yaml")
+        mixed = shipped("mixed")
         slurm = replace(mixed.slurm, gpu_request=runtime or mixed.slurm.gpu_request)
         return bare(render_script(replace(mixed, slurm=slurm), spec, MODULE).text)
-    site = load_site(folder("templates") / "sites" / "a100-h100.yaml")
-    paths = replace(site.paths, work=Path("/work/me"), datasets=Path("/data"))
-    site = with_version(replace(site, paths=paths, container=runtime or None), RELEASE)
+    site = shipped("a100-h100", work=Path("/work/me"), datasets=Path("/data"))
+    site = with_version(replace(site, container=runtime or None), RELEASE)
     module = Module(()) if spec.container else MODULE
     sweep = Path("/work/me/sweeps/lr")
     array = ArrayOf(8, sweep / "array-000.args", sweep / "logs", 4) if name == "array" else None

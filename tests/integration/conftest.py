@@ -14,11 +14,10 @@ import pytest
 from hpcdl.cluster import LOOPBACK, NAMESPACES
 from hpcdl.cluster.needs import check_packages, choose_mode
 from hpcdl.cluster.state import environment
-from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
-from tests.make import up
-from tests.small_release import LMOD
+from tests.make.releases import LMOD
+from tests.make.sites import shipped, up
 from tests.waiting import wait_for
 
 HPCDL = Path(sys.executable).with_name("hpcdl")
@@ -112,16 +111,6 @@ def small_disk(place, options):
         subprocess.run(["umount", "-l", place], check=True)
 
 
-def site_file(folder, *changes):
-    """The embedded site's file in a folder, with texts in it replaced."""
-    text = find_site_file("embedded").read_text()
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, str(new))
-    (folder / "site.yaml").write_text(text)
-    return folder / "site.yaml"
-
-
 @pytest.fixture(scope="session")
 def cluster_home():
     """A short HPCDL_HOME; whatever clusters are left below it are stopped at the end."""
@@ -131,7 +120,7 @@ def cluster_home():
 
 @pytest.fixture(scope="session")
 def embedded_site():
-    return load_site(find_site_file("embedded"))
+    return shipped()
 
 
 @pytest.fixture(params=[NAMESPACES, LOOPBACK])

@@ -13,7 +13,7 @@ import pytest
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import cache
-from tests.small_release import small_site
+from tests.make.sites import small_site
 
 _KEPT = 3
 _YOUNG = 3 * 3600.0
@@ -31,7 +31,7 @@ def release(stack_site):
     """A published release with TensorFlow, Horovod and hpcdl as its sources are now."""
     from hpcdl.stack.build import build
     from hpcdl.stack.publish import publish
-    from tests.make import plan_build
+    from tests.make.releases import plan_build
 
     def say(what):
         print(what, file=sys.stderr)

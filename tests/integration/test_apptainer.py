@@ -14,7 +14,7 @@ from hpcdl.jobs.script import render_script
 from hpcdl.site import load_site
 from tests.homes import short_home
 from tests.images import busybox_image
-from tests.make import up
+from tests.make.sites import up
 from tests.matrix.machines import Machine
 
 pytestmark = pytest.mark.long

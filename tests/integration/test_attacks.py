@@ -23,9 +23,10 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import module_argv
 from tests.drill.jobs import CHECK, STANDINS
-from tests.integration.conftest import HPCDL, Shell, clean_environment, needs_lmod, site_file
+from tests.integration.conftest import HPCDL, Shell, clean_environment, needs_lmod
 from tests.integration.spack_fixture import why_not
-from tests.small_release import LMOD, make_current, small_site
+from tests.make.releases import LMOD, make_current
+from tests.make.sites import embedded_file, small_site
 from tests.strangers import as_root, stranger
 from tests.waiting import wait_for
 
@@ -112,7 +113,9 @@ def test_nothing_that_others_left_around_is_imported_run_or_read(shared, evil):
     (shared / "in").chmod(0o1777)
     here = Evil(shared / "in")
     evil.mark, here.mark = here.mark, here.mark
-    file = site_file(shared / ".victim", ("$HPCDL_HOME/embedded/prefix", shared / ".victim/prefix"))
+    file = embedded_file(
+        shared / ".victim", ("$HPCDL_HOME/embedded/prefix", shared / ".victim/prefix")
+    )
     here.plant(here.python, *(f"{name}/__init__.py" for name in PACKAGES.split()))
     here.plant(here.python, *(f"{name}.py" for name in MODULES.split()), "hpcdl/__main__.py")
     tail = ".local/lib/python3.11/site-packages"
@@ -171,7 +174,7 @@ def test_reframe_s_settings_of_others_are_not_read(shared, evil, slurm, tmp_path
         )
         evil.plant(evil.python, *(f"{place}/{name}.py" for name in names.split()))
         evil.plant("systems: [{name: evil}]\n", f"{place}/settings.yaml")
-    site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
+    site = embedded_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
     (tmp_path / "check.py").write_text(CHECK)
     env = {
         "RFM_CONFIG_FILES": f"{shared}/settings.py",
@@ -196,7 +199,7 @@ def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(evil, s
     evil.plant(evil.python, *(f"{name}.py" for name in names.split()))
     places = ".bashrc .profile .bash_profile libc.so.6 .sbatchrc"
     evil.plant(f"touch {evil.mark}\n", *places.split())
-    site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
+    site = embedded_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"))
     program = "import json, os; print('at', os.getcwd())"
     words = ("job", "submit", "--site", site, "--no-module", "--watch", "--json", "--partition=cpu")
     there = Shell(slurm.env, evil.place)
@@ -220,7 +223,7 @@ def test_a_job_takes_nothing_from_the_directory_that_it_was_submitted_in(evil, s
 )
 def test_a_job_does_not_run_in_a_directory_that_another_prepared(shared, slurm, tmp_path, prepared):
     """That of a rendered script has the job's number in its name: anybody knows the next one."""
-    site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
+    site = embedded_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
     render = ["job", "render", "--site", str(site), "--name", "j", "--no-module"]
     done = hpcdl(tmp_path, *render, "--no-preflight", "--partition", "cpu", "--", "touch", "ran")
     (tmp_path / "job.sh").write_text(done.stdout)

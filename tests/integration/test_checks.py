@@ -25,13 +25,12 @@ from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
 from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import FaultKind, Status
-from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed
-from tests import make
 from tests.browser import chromium
 from tests.integration.check_runs import own_site, told
-from tests.make import up
+from tests.make import results
+from tests.make.sites import shipped, up
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -67,7 +66,7 @@ def site(cluster_env, tmp_path, monkeypatch):
 
 def reference(check, **changes):
     named = {"case": "default", "metric": "images_per_second"}
-    return make.reference(check=check, **named | changes)
+    return results.reference(check=check, **named | changes)
 
 
 def run(site, file, **request):
@@ -305,7 +304,7 @@ def test_a_slurm_that_goes_away_half_way_is_an_error(site, cluster):
         assert "Slurm away" in text
         assert '"ERROR"' in text
     finally:
-        up(load_site(find_site_file("embedded")), directory=cluster.directory)
+        up(shipped(), directory=cluster.directory)
     wait_for(lambda: sweep(site))  # the job that nobody could cancel is cancelled now
 
 

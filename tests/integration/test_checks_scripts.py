@@ -16,7 +16,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.checkbase import rendered
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.training import ALL, TrainingCase, shape_name
-from hpcdl.site import find_site_file, load_site
+from tests.make.sites import shipped
 
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
 REFRAME = Path(sys.executable).with_name("reframe")
@@ -48,7 +48,7 @@ def dry_run(site, folder, pattern):
 
 @pytest.mark.parametrize("name", SITES)
 def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
-    site = load_site(find_site_file(name))
+    site = shipped(name)
     scripts = dry_run(site, tmp_path, "throughput.*resnet50.*synthetic-fp32")
     compared = 0
     for nodes, ranks in SHAPES:
@@ -67,7 +67,7 @@ def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
 
 
 def test_checks_of_every_family_ask_for_what_fits(tmp_path):
-    site = load_site(find_site_file("p100-v100-k80"))
+    site = shipped("p100-v100-k80")
     scripts = dry_run(site, tmp_path, "^(allreduce.*all|binding|storage|convergence|users_job)")
     assert {partition for partition, _ in scripts} == set(site.partitions)
     assert len(scripts) >= 3 * 6

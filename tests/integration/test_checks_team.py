@@ -14,7 +14,7 @@ from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import Status
 from tests.integration.check_runs import own_site, told
-from tests.small_release import make_release
+from tests.make.releases import make_release
 
 pytestmark = pytest.mark.cluster
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")

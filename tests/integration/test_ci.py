@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hpcdl.regress.ci import Request, render, this_command
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
 from tests.unit.test_ci import hostile
 
 SITES = ("p100-v100-k80", "a100-h100", "pi", "embedded")

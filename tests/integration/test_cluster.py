@@ -13,8 +13,8 @@ from hpcdl.cluster.needs import slurm_version
 from hpcdl.cluster.teardown import down
 from hpcdl.site import find_site_file, load_site
 from hpcdl.workflows.embedded import request
-from tests.integration.conftest import Shell, need_packages, shell_of, site_file
-from tests.make import up
+from tests.integration.conftest import Shell, need_packages, shell_of
+from tests.make.sites import embedded_file, up
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -47,7 +47,7 @@ def test_the_site_of_the_shell_says_what_runs_whatever_the_file_said(cluster_hom
         ("\n  mpi: pmix", "\n  mpi: pmix_v9"),
         ("name: embedded", "name: o"),
     ]
-    original = site_file(tmp_path, *changes)
+    original = embedded_file(tmp_path, *changes)
     place = cluster_home / "cluster" / "other-release"
     state = up(load_site(original), mode=mode, directory=place, max_nodes=1)
     try:

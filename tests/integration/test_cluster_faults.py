@@ -15,7 +15,7 @@ from hpcdl.site import load_site
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.integration.conftest import Shell, clean_environment, need_packages, shell_of, small_disk
-from tests.make import CPU, site_file, up
+from tests.make.sites import CPU, site_file, up
 
 pytestmark = pytest.mark.cluster
 

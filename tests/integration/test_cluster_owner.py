@@ -15,8 +15,8 @@ import pytest
 
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
-from tests.integration.conftest import need_packages, site_file
-from tests.make import up
+from tests.integration.conftest import need_packages
+from tests.make.sites import embedded_file, up
 from tests.strangers import as_root, people
 from tests.waiting import wait_for
 
@@ -112,7 +112,7 @@ def test_slurm_itself_refuses_other_users(owned):
 def test_as_root_jobs_run_as_the_users_who_submit_them(tmp_path, cluster_home, mode):
     """Root's cluster serves others, as a real one does: slurmd becomes the user."""
     need_packages()
-    file = site_file(tmp_path)
+    file = embedded_file(tmp_path)
     place = cluster_home / "cluster" / "everybody"
     with people(f"hpcdlc{os.getpid()}") as (person,):
         cluster_home.chmod(0o755)

@@ -23,7 +23,7 @@ from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import clean_environment, need_packages
 from tests.integration.conftest import shell_of as shell
-from tests.make import CPU, P100, site_file, up
+from tests.make.sites import CPU, P100, site_file, up
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster

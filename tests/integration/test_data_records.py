@@ -14,7 +14,7 @@ from tests.integration.train_runs import ROOT, Runs, environment
 
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 pytest.importorskip("PIL", reason="pillow comes with hpcdl[test]")
-from tests.records import example, masked_crc32c, picture, walk, write
+from tests.make.records import example, masked_crc32c, picture, walk, write
 
 pytestmark = pytest.mark.stack
 PHOTOS = ("--count=96", "--test=32", "--shards=3", "--size=128x96", "--bytes=8000", "--classes=10")

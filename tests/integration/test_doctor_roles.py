@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from tests.integration.conftest import HPCDL, site_file
+from tests.integration.conftest import HPCDL
+from tests.make.sites import embedded_file
 
 pytestmark = pytest.mark.cluster
 
@@ -16,7 +17,7 @@ def ask(slurm, tmp_path):
     (tmp_path / "prefix" / "current").symlink_to(tmp_path)
 
     def lacking(role, change=("", "")):
-        site = site_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"), change)
+        site = embedded_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{tmp_path}/"), change)
         words = (HPCDL, "doctor", role, "--site", site, "--json")
         done = slurm(*words, check=False)
         data = json.loads(done.stdout)

@@ -17,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.integration.conftest import HPCDL, site_file
+from tests.integration.conftest import HPCDL
+from tests.make.sites import embedded_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -42,7 +43,7 @@ class Once:
     def __init__(self, slurm, folder):
         self.slurm, self.folder, self.work = slurm, folder, folder / "work"
         self.code = 0  # with which the commands of a test end where nothing kills them
-        site_file(folder, ("$HPCDL_HOME/embedded/work", self.work))
+        embedded_file(folder, ("$HPCDL_HOME/embedded/work", self.work))
 
     def argv(self, *words):
         group, command, *rest = words

@@ -6,7 +6,7 @@ from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import shell_of
-from tests.make import up
+from tests.make.sites import up
 
 pytestmark = pytest.mark.cluster
 

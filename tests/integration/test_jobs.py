@@ -12,8 +12,8 @@ import pytest
 
 from hpcdl.cluster.teardown import down
 from hpcdl.system.trust import user_of
-from tests.integration.conftest import HPCDL, need_packages, shell_of, site_file
-from tests.make import up
+from tests.integration.conftest import HPCDL, need_packages, shell_of
+from tests.make.sites import embedded_file, up
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -134,7 +134,7 @@ def with_scratch(slurm, folder, scratch):
     slurm.env = {**slurm.env, "PATH": f"{HPCDL.parent}:{os.environ['PATH']}"}
     (folder / "data").mkdir()
     (folder / "data/shard").write_text("content")
-    site = site_file(folder, ("path: /tmp", f"path: {scratch}"))
+    site = embedded_file(folder, ("path: /tmp", f"path: {scratch}"))
     return ["--site", site, "--data", folder / "data", "--stage-data", "--job-dir", folder / "job"]
 
 
@@ -183,7 +183,7 @@ def test_a_job_or_sweep_that_needs_a_drained_node_waits_for_it(slurm):
 
 def test_what_the_partition_can_never_hold_is_refused_in_slurm_s_words(slurm, tmp_path):
     """The site file promises a node too many: only Slurm knows better."""
-    site = ("--site", site_file(tmp_path, ("nodes: 2", "nodes: 9")))
+    site = ("--site", embedded_file(tmp_path, ("nodes: 2", "nodes: 9")))
     words = ("--no-module", "--nodes", "9", "--job-dir", tmp_path / "job", "--", "true")
     assert "Slurm did not take this job" in slurm.refused(2, "job", "submit", *site, *words)
     assert not (tmp_path / "job").exists()

@@ -11,7 +11,8 @@ from hpcdl.stack.publish import publish
 from hpcdl.stack.sbom import accept
 from hpcdl.stack.tree import add_startup
 from tests.integration.conftest import needs_lmod
-from tests.small_release import LMOD, make_current, mixed_site, passing, silent, small_site
+from tests.make.releases import LMOD, make_current, passing, silent
+from tests.make.sites import mixed_site, small_site
 
 pytestmark = needs_lmod
 

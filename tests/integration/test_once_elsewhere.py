@@ -17,7 +17,7 @@ from hpcdl.slurm import client
 from tests.drill.jobs import CHECK, STANDINS
 from tests.integration.test_exactly_once import KINDS, calls, needs_strace, once
 from tests.integration.test_study import TINY
-from tests.small_release import make_current
+from tests.make.releases import make_current
 from tests.waiting import wait_for
 
 __all__ = ["once"]

@@ -18,7 +18,7 @@ from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.ci import dashboard
 from hpcdl.regress.formats import as_openmetrics, as_prometheus
 from hpcdl.regress.identity import Series
-from tests.make import METRIC, verdict
+from tests.make.results import METRIC, verdict
 from tests.waiting import wait_for
 
 SERIES = Series("bw", 'size="1"\\,x', "p100", "rate", "foss", "GB/s")

@@ -19,8 +19,8 @@ from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.verdict import judge
 from hpcdl.results.faults import Status
-from hpcdl.site import find_site_file, load_site
 from hpcdl.system.resources import folder
+from tests.make.sites import shipped
 
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +128,7 @@ def test_it_is_a_supported_release(python):
 def test_all_checks_of_hpcdl_are_known_to_reframe(python, tmp_path):
     settings = tmp_path / "settings.py"
     modules = defaultdict(lambda: Module(()))
-    settings.write_text(render_settings(load_site(find_site_file("pi")), modules))
+    settings.write_text(render_settings(shipped("pi"), modules))
     session, said = reframe(python, tmp_path, "-C", settings, "--describe")
     assert (session.exit_code, session.left_out) == (0, ()), said
     listed = {check["@class"] for check in json.loads(said)}

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests import nights
 from tests.browser import axe_core, chromium
+from tests.make import nights
 from tests.unit.test_report import hostile_page
 
 

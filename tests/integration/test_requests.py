@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Shell, site_file
+from tests.integration.conftest import Shell
+from tests.make.sites import embedded_file
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -34,7 +35,7 @@ def overdue(cluster_env, tmp_path_factory):
 )
 def test_memory_is_asked_for_as_the_site_wants_it(slurm, tmp_path, policy, words, shown):
     keys = f"memory: {policy}\n  exclusive: false\n  requeue: false\n  accounting: false"
-    site = site_file(tmp_path, ("accounting: false", keys))
+    site = embedded_file(tmp_path, ("accounting: false", keys))
     answer = slurm.submit("--site", site, "--gpus", "2", *words, "--", "true")
     job = slurm("scontrol", "show", "job", str(answer["job_id"])).stdout
     assert re.search(shown, job), job
@@ -45,7 +46,7 @@ def test_memory_is_asked_for_as_the_site_wants_it(slurm, tmp_path, policy, words
 
 def test_a_chain_ends_with_a_job_that_failed(slurm, tmp_path):
     # Every job of the chain has its turn after 75 only where requeues are spent: none here.
-    site = site_file(tmp_path, ("accounting: false", "requeue: false\n  accounting: false"))
+    site = embedded_file(tmp_path, ("accounting: false", "requeue: false\n  accounting: false"))
     words = ("--site", site, *CPU, "--chain", "4", "--job-dir", tmp_path / "job", "--")
     program = "echo ran >>runs; (( $(wc -l <runs) < 2 )) && exit 75; exit 3"
     ended = slurm.run(*words, "bash", "-c", program)

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from hpcdl import facts
-from hpcdl.site import External, SpackSettings, StackRequest, load_site
+from hpcdl.site import External, SpackSettings, StackRequest
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
@@ -38,8 +38,8 @@ from hpcdl.system.run import run
 from tests.integration.conftest import needs_lmod
 from tests.integration.spack_fixture import PACKAGES, why_not
 from tests.integration.stack_fixture import bill
-from tests.make import plan_build
-from tests.small_release import LMOD, passing
+from tests.make.releases import LMOD, passing, plan_build
+from tests.make.sites import shipped
 from tools.spack_environments import environments
 
 OVERLAY = sorted(
@@ -74,7 +74,7 @@ def test_plain_spack_finds_the_overlay_and_the_default_target(spack_home):
 
 def test_a_sites_settings_take_the_place_of_the_defaults(spack_home):
     settings = SpackSettings(externals=(External("slurm", "20.11.9", Path("/usr")),))
-    site = dataclasses.replace(load_site(folder("templates") / "sites" / "pi.yaml"), spack=settings)
+    site = dataclasses.replace(shipped("pi"), spack=settings)
     scope = spack_home / "site.yaml"
     scope.write_text(render_site(site, site.partitions["k80"]))
     where = str(spack_home / "environments" / "k80")
@@ -131,7 +131,7 @@ def test_every_version_the_facts_offer_is_in_a_recipe(name):
 @pytest.mark.long
 @needs_lmod
 @pytest.mark.parametrize(
-    ("partitions", "shipped", "module"),
+    ("partitions", "example", "module"),
     [
         (("k80", "k20"), "pi", "2.14.1-cuda11.8-sm35-sm37"),
         (("p100",), "p100-v100-k80", "2.20.0-cuda12.6-sm60"),
@@ -141,7 +141,7 @@ def test_every_version_the_facts_offer_is_in_a_recipe(name):
     ],
 )
 def test_every_gpu_stack_is_one_view_and_one_module(
-    spack_home, tmp_path, monkeypatch, partitions, shipped, module
+    spack_home, tmp_path, monkeypatch, partitions, example, module
 ):
     """From the committed lock, with empty packages, to the published module under real Lmod."""
     if sys.version_info[:2] != (3, 11):
@@ -149,10 +149,9 @@ def test_every_gpu_stack_is_one_view_and_one_module(
     lock = spack_home / "environments" / partitions[0] / "spack.lock"
     shutil.rmtree(lock.with_name(".spack-env"), ignore_errors=True)
     monkeypatch.setenv("HPCDL_HOME", str(tmp_path / "home"))
-    site = load_site(folder("templates") / "sites" / f"{shipped}.yaml")
-    paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", lmod_init=LMOD)
+    site = shipped(example, prefix=tmp_path / "prefix", lmod_init=LMOD)
     request = StackRequest("gpu", "spack", partitions, {})
-    site = dataclasses.replace(site, paths=paths, stacks={"gpu": request}, private=True)
+    site = dataclasses.replace(site, stacks={"gpu": request}, private=True)
     plan = plan_build(site, "gpu")
     write_files(plan.folder, plan.files)
     where = plan.folders.environment
@@ -243,7 +242,7 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
 
 def _wheels_site(prefix):
     """A site with one partition without GPUs, whose stack Spack makes from wheels."""
-    pi = load_site(folder("templates") / "sites" / "pi.yaml")
+    pi = shipped("pi", prefix=prefix, lmod_init=LMOD)
     version = platform.python_version()
     externals = (
         External("python", version, Path(sys.base_prefix)),
@@ -254,7 +253,6 @@ def _wheels_site(prefix):
     return dataclasses.replace(
         pi,
         name="tiny",
-        paths=dataclasses.replace(pi.paths, prefix=prefix, lmod_init=LMOD),
         partitions={"cpu": dataclasses.replace(pi.partitions["cpu"], stack="tensorflow")},
         stacks={"tensorflow": StackRequest("tensorflow", "spack-wheels", ("cpu",), {})},
         slurm=dataclasses.replace(pi.slurm, pmix=None),

@@ -28,7 +28,8 @@ from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.integration.conftest import small_disk
 from tests.integration.spack_fixture import RECIPE, SMALL, want, why_not
-from tests.small_release import make_current, make_release, passing, silent, small_site
+from tests.make.releases import make_current, make_release, passing, silent
+from tests.make.sites import small_site
 from tests.waiting import wait_for
 
 pytestmark = [

@@ -18,7 +18,8 @@ from hpcdl.system.errors import CheckFailed
 from hpcdl.workflows.gate import JobGate
 from hpcdl.workflows.releases import pinned_by_jobs
 from hpcdl.workflows.site_plan import plan
-from tests.small_release import make_current, make_release, silent, small_site
+from tests.make.releases import make_current, make_release, silent
+from tests.make.sites import small_site
 
 pytestmark = pytest.mark.cluster
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -147,7 +148,7 @@ def test_a_stopped_publish_cancels_its_jobs(site, slurm, cluster_env, tmp_path, 
     """Its jobs wait for nodes that others have; nobody would wait for them any more."""
     make_release(site, "new", version="2.21.0")
     program = (
-        "import sys; from pathlib import Path; from tests.small_release import small_site, silent;"
+        "import sys; from pathlib import Path; from tests.make.releases import silent; from tests.make.sites import small_site;"
         "from hpcdl.stack.publish import publish; from hpcdl.workflows.gate import JobGate;"
         "from hpcdl.system.errors import Stopped\n"
         "try: publish(small_site(Path(sys.argv[1]), lmod=True), 'new',"

@@ -13,7 +13,7 @@ from tests.drill import stacks
 from tests.drill.harness import carry_out
 from tests.drill.stacks import load_while, publish_and_roll_back, published_site
 from tests.integration.conftest import needs_lmod
-from tests.small_release import passing, silent
+from tests.make.releases import passing, silent
 
 
 @needs_lmod

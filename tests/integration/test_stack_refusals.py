@@ -17,8 +17,8 @@ from hpcdl.stack.recipe import lock_file
 from hpcdl.stack.release import current_id
 from hpcdl.stack.verify import store_proof
 from hpcdl.system.errors import MissingPrerequisite
-from tests.make import plan_build
-from tests.small_release import make_release, passing, silent, small_site
+from tests.make.releases import make_release, passing, plan_build, silent
+from tests.make.sites import small_site
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount or change user")

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpcdl.workflows.study.load import load_study, shipped
-from tests.integration.conftest import HPCDL, Shell, site_file
+from tests.integration.conftest import HPCDL, Shell
 from tests.integration.test_launchers import python_with
+from tests.make.sites import embedded_file
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.stack]
@@ -42,7 +43,7 @@ STUDY = study.Study(
 @pytest.fixture
 def site(release, stack_site, tmp_path):
     prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
-    return site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
+    return embedded_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
 
 
 def test_an_interrupted_study_goes_on_and_a_failed_job_is_a_hole(slurm, site, tmp_path):
@@ -167,7 +168,7 @@ class Jobs:
 @pytest.fixture
 def jobs(slurm, release, stack_site, tmp_path):
     prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
-    site = site_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
+    site = embedded_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
     return Jobs(slurm, ("--site", str(site)))
 
 

@@ -11,7 +11,7 @@ from tests.integration.train_runs import INSIDE
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 pytest.importorskip("PIL", reason="pillow comes with hpcdl[test]")
 from hpcdl.train.data.dataset import Dataset, describe_shard, write_dataset
-from tests.records import example, picture, walk, write
+from tests.make.records import example, picture, walk, write
 
 pytestmark = pytest.mark.stack
 USERS = """

@@ -18,8 +18,7 @@ from hpcdl.stack.build import build
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import cache
 from tests.integration.train_runs import ROOT, Runs
-from tests.make import plan_build
-from tests.small_release import silent
+from tests.make.releases import plan_build, silent
 
 pytestmark = [pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(3600)]
 ALONE = [

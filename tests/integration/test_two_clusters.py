@@ -10,7 +10,7 @@ from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from tests.homes import short_home
 from tests.integration.conftest import HPCDL, clean_environment, need_packages, shell_of
-from tests.make import site_file, up
+from tests.make.sites import site_file, up
 from tests.strangers import as_root
 
 pytestmark = pytest.mark.cluster

@@ -15,7 +15,7 @@ from hpcdl.cluster import cluster_plan, rootfs
 from hpcdl.site import load_site
 from hpcdl.system.errors import HpcdlError
 from tests.homes import short_home
-from tests.make import up
+from tests.make.sites import up
 from tests.matrix.machines import Machine, script
 
 _HERE = Path(__file__).parent

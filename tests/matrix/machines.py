@@ -11,10 +11,9 @@ from pathlib import Path
 
 from hpcdl.cluster.shape import ClusterState
 from hpcdl.cluster.state import environment
-from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.script import render_script
 from hpcdl.site import load_site
 from hpcdl.slurm.rules import SlurmRelease
+from tests.make import specs
 
 HPCDL = str(Path(sys.executable).with_name("hpcdl"))
 _ENDED = re.compile(
@@ -144,4 +143,4 @@ def script(machine, program, **spec):
     # Of a Slurm without PMI, ranks that know nothing of MPI can be started all the same.
     launcher = "torch" if site.slurm.mpi == "none" else "horovod"
     asked = {"partition": "cpu", "preflight": False, "launcher": launcher, **spec}
-    return render_script(site, JobSpec(program=tuple(program), **asked), Module(())).text
+    return specs.script(site, program=tuple(program), **asked).text

@@ -14,7 +14,7 @@ from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
 from hpcdl.system.errors import CheckFailed
 from hpcdl.workflows.embedded import site_of
-from tests.make import up
+from tests.make.sites import up
 from tests.matrix.machines import HPCDL
 from tests.waiting import wait_for
 

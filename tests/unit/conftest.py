@@ -7,9 +7,7 @@ from itertools import count
 import pytest
 from hypothesis import HealthCheck, settings
 
-from hpcdl.site import load_site
-from hpcdl.system.resources import folder
-from tests.small_release import small_site
+from tests.make.sites import shipped, small_site
 
 settings.register_profile(
     "fast",
@@ -54,10 +52,6 @@ def environment_for(site, partition):
     stack = site.stack_for(partition) or find_request(site)
     request = replace(stack, backend="spack", packages=())
     return environment_of(site, request, (partition,), partition)
-
-
-def shipped(name):
-    return load_site(folder("templates") / "sites" / f"{name}.yaml")
 
 
 @pytest.fixture(scope="session")

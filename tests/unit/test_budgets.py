@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.regress.history import open_history
-from tests import make, nights
+from tests.make import nights, sites
 
 RUN = """
 import sys, time
@@ -55,7 +55,7 @@ def large_site(tmp_path_factory):
         )
 
     def made(count):
-        return make.site_file(folder, *map(partition, range(count)), work=folder, name=f"s{count}")
+        return sites.site_file(folder, *map(partition, range(count)), work=folder, name=f"s{count}")
 
     folder = tmp_path_factory.mktemp("sites")
     return {count: made(count) for count in (100, 2000)}

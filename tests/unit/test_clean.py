@@ -19,7 +19,7 @@ from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, home
 from hpcdl.workflows import clean as clean_module
 from hpcdl.workflows.clean import KINDS, clean
-from tests.small_release import small_site
+from tests.make.sites import small_site
 from tests.strangers import as_root, stranger
 from tests.unit.slurm_output import job
 

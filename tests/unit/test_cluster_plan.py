@@ -26,7 +26,7 @@ from hpcdl.slurm.hostlist import expand_hostlist, fold_hostlist
 from hpcdl.slurm.rules import SlurmRelease, known_releases
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.workflows.embedded import request, site_of
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
 from tests.unit.test_cluster_environment import STATE
 
 HERE = Path("/var/tmp/hpcdl")

@@ -9,7 +9,7 @@ from hpcdl import facts
 from hpcdl.slurm.rules import SlurmRelease, known_release, known_releases
 from hpcdl.stack.horovod import broken_rules
 from hpcdl.stack.recipe import recipe_of
-from tests.small_release import small_site
+from tests.make.sites import small_site
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = facts.load("distributions")["distributions"]

@@ -22,7 +22,7 @@ from hpcdl.workflows.expectation import (
     measured_links,
     training_of,
 )
-from tests.make import reference
+from tests.make.results import reference
 
 TRAIN = ("hpcdl", "train", "--model")
 RESNET = (*TRAIN, "resnet50", "--batch-per-rank", "64")

@@ -9,7 +9,7 @@ from hpcdl.jobs.layout import limits_of, plan_on
 from hpcdl.slurm.fits import NodeKind, PartitionLimits, ResourceRequest, misfits
 from hpcdl.slurm.unwrap import is_agent, unwrap
 from hpcdl.system.errors import BadInput
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
 
 P100 = NodeKind(2, 16, 122880, {"p100": 4}, frozenset({"p100", "ib"}))
 LIMITS = PartitionLimits("p100", (P100,), 1440, frozenset({"normal"}), 1001, ("none", "pmix"))

@@ -5,7 +5,6 @@ import re
 import sys
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -28,21 +27,21 @@ from hpcdl.stack.resolve_solution import as_text as resolution_text
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.expectation import expect, why_none
 from hpcdl.workflows.site_plan import targets
-from tests.make import refused_site
+from tests.make.sites import MIXED, refused_site, shipped
+from tests.make.specs import script
 from tests.unit.conftest import environment_for
 
-MIXED = Path(__file__).parents[1] / "golden" / "mixed.yaml"
 OWN = "gpus:\n  X1: {compute: 8.9, memory_gb: 16}\n"
 GROUPS = MIXED.read_text()
 
 
-@pytest.fixture(scope="module")
-def mixed():
-    return load_site(MIXED)
-
-
 def refused(tmp_path, old, new):
     return refused_site(tmp_path / "site.yaml", GROUPS, (old, new))
+
+
+@pytest.fixture(scope="module")
+def mixed():
+    return shipped("mixed")
 
 
 def alone(site, model, name="x", **changes):
@@ -136,10 +135,9 @@ def test_whoever_expects_something_of_an_unknown_network_says_so(mixed):
 
 def selected(site, partition, model, **asked):
     """The directives that choose GPUs."""
-    spec = JobSpec(partition, gpu_model=model, **asked)
     words = ("--gpus", "--gres", "--constraint", "--exclude", "--nodes")
-    script = render_script(site, spec, Module(()))
-    return [one for one in script.directives if one.startswith(words)]
+    found = script(site, partition, gpu_model=model, **asked)
+    return [one for one in found.directives if one.startswith(words)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from hpcdl.regress.history import open_history
 from hpcdl.regress.report.page import night_page
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import UNSEEN, StatusLine, inert, inert_output, markdown_cell, paint, table
-from tests import make
+from tests.make import results
 
 HOSTILE = "=2+2\x1b[2J\x07\x9b31m\r\u202egnp.exe\u200b\u2066\ufeff\x00<b>|`x`[a](b)\U000e0041\nPASS"
 """Clears a screen, rings, turns text around, hides, calculates, and begins a line of its own."""
@@ -38,13 +38,13 @@ TEXTS = st.text(st.characters() | ODD) | st.just(HOSTILE)
 
 def verdict(text):
     names = dict.fromkeys(("check", "case", "partition"), text)
-    metric = make.METRIC | {"name": text, "unit": text}
-    return make.verdict("FAIL", text, **names, metrics=[metric], job={"nodes": text})
+    metric = results.METRIC | {"name": text, "unit": text}
+    return results.verdict("FAIL", text, **names, metrics=[metric], job={"nodes": text})
 
 
 def result(text, **changes):
     names = "run check_name status case_name partition metric unit reason release nodes log"
-    return make.result(value=1.0, **dict.fromkeys(names.split(), text) | changes)
+    return results.result(value=1.0, **dict.fromkeys(names.split(), text) | changes)
 
 
 def printed(show):

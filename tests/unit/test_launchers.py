@@ -15,7 +15,7 @@ from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launchers import LAUNCHERS, STARTERS
 from hpcdl.slurm.unwrap import rank_starter
 from hpcdl.system.errors import BadInput
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
 
 
 @pytest.fixture(scope="module")

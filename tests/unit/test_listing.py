@@ -13,7 +13,7 @@ from hpcdl.jobs.listing import as_text, own_jobs
 from hpcdl.jobs.manifest import read_manifest
 from hpcdl.jobs.submission import index, submit
 from hpcdl.slurm import client, once
-from tests.make import takes_every_job
+from tests.make.sites import takes_every_job
 from tests.strangers import as_root
 from tests.unit import slurm_output as said
 

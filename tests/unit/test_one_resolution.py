@@ -17,7 +17,7 @@ from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.workflows.modules import modules_by_partition
 from hpcdl.workflows.site_plan import plan as plan_site
 from hpcdl.workflows.site_plan import targets
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
 
 SITES = ("embedded", "pi", "p100-v100-k80", "a100-h100")
 CASES = [

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl.regress.references import edits_of
-from hpcdl.site import StackRequest, find_site_file, load_site
+from hpcdl.site import StackRequest
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import read_release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
@@ -16,8 +16,9 @@ from hpcdl.system.run import run
 from hpcdl.workflows import site_plan
 from hpcdl.workflows.releases import Use
 from hpcdl.workflows.site_plan import StackTarget, as_text, targets
-from tests.make import reference
-from tests.small_release import make_current, make_release, passing, silent, small_site
+from tests.make.releases import make_current, make_release, passing, silent
+from tests.make.results import reference
+from tests.make.sites import shipped, small_site
 from tests.unit import slurm_output as said
 
 
@@ -162,7 +163,7 @@ def test_without_slurm_jobs_are_unknown(site, monkeypatch):
 
 
 def test_a_stack_by_spack_is_a_build_per_generation():
-    site = load_site(find_site_file("pi"))
+    site = shipped("pi")
     pascal = replace(site.partitions["p100"], name="p100", stack="tensorflow-kepler")
     stack = replace(site.stacks["tensorflow-kepler"], partitions=("k80", "p100"))
     found = targets(with_parts(site, [stack], k80=site.partitions["k80"], p100=pascal))
@@ -187,7 +188,7 @@ def test_a_partition_that_no_stack_serves_is_a_note_and_no_change(site, monkeypa
 
 
 def test_what_blocks_a_stack_is_told_to_the_end_the_driver_included():
-    site = load_site(find_site_file("p100-v100-k80"))
+    site = shipped("p100-v100-k80")
     stack = StackRequest("tensorflow", "wheels", (), {}, horovod=False)  # no compiler is needed
     parts = {
         name: replace(site.partitions[name], stack=stack.name, driver=driver)
@@ -243,7 +244,7 @@ def test_what_this_machine_cannot_build_is_named_and_the_rest_is_planned(tmp_pat
 
 
 def test_a_driver_is_no_version_that_a_stack_brings():
-    site = load_site(find_site_file("pi"))
+    site = shipped("pi")
     parts = {name: replace(p, driver=None) for name, p in site.partitions.items()}
     for stack in site_plan.plan(replace(site, partitions=parts))["stacks"]:
         assert "driver" not in {one["component"] for one in stack["versions"]}
@@ -256,7 +257,7 @@ def test_an_mpi_that_fails_blocks_its_stack_only(site, monkeypatch):
 
 def test_the_first_plan_shows_the_versions_for_gpus_and_for_cpus():
     """Nothing is there to compare with; the wheels' stack is two builds."""
-    plans = site_plan.plan(load_site(find_site_file("pi")))["stacks"]
+    plans = site_plan.plan(shipped("pi"))["stacks"]
     found = {(one["stack"], *one["partitions"]): one for one in plans}
     kepler = found["tensorflow-kepler", "k20", "k80"]
     gpus, cpus = found["tensorflow", "p100"], found["tensorflow", "cpu", "fat"]

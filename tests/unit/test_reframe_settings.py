@@ -15,9 +15,10 @@ from hpcdl.jobs.spec import Module
 from hpcdl.regress.reframe_adapter.process import CheckRequest, refuse_ours, supported, to_argv
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.run_directory import RunDirectory
-from hpcdl.site import find_site_file, load_site
+from hpcdl.site import find_site_file
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.resources import to_install
+from tests.make.sites import shipped
 
 REFRAME = Path(sys.executable).with_name("reframe")
 TEAM = """
@@ -70,9 +71,7 @@ def test_cuda_is_an_environment_of_partitions_with_gpus_where_the_site_has_it(th
 
 
 def test_a_check_gets_the_environments_that_have_its_feature(tmp_path):
-    settings = render_settings(
-        load_site(find_site_file("embedded")), defaultdict(lambda: Module(()))
-    )
+    settings = render_settings(shipped(), defaultdict(lambda: Module(())))
     (tmp_path / "settings.py").write_text(settings)
     (tmp_path / "team.py").write_text(TEAM + ONE.format("mpi") + ONE.format("openmp"))
     words = ("-C", "settings.py", "-c", "team.py", "-L", "--system=embedded:p100")

@@ -1,7 +1,6 @@
 """A finding is accepted by name and reason, as a diff to review; one command undoes it."""
 
 import json
-import random
 import subprocess
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
@@ -15,9 +14,9 @@ from hpcdl.regress.gate import accept, accepted_file, ask, rulings_of
 from hpcdl.regress.history import open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.references import edits_of, load_references
-from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
-from tests.make import reference, result
+from tests.make.results import reference, result, series
+from tests.make.sites import shipped
 
 NAME = "throughput/resnet50 on p100, rate [images/s]"
 WHO = ("--because", "new driver", "--by", "Ada")
@@ -27,7 +26,7 @@ WHO = ("--because", "new driver", "--by", "Ada")
 def site(tmp_path, monkeypatch):
     monkeypatch.setenv("HPCDL_SITE", "embedded")
     monkeypatch.setenv("HPCDL_HISTORY", str(tmp_path / "h"))
-    return load_site(find_site_file("embedded"))
+    return shipped()
 
 
 def ago(**span):
@@ -36,13 +35,9 @@ def ago(**span):
 
 def fill(site, tmp_path, *, last=0.95):
     """Nights of 1000 images/s, of 95 % of it since 95 nights, and of `last` of it since 3."""
-    rng = random.Random(3)
-    levels = [last] * 3 + [0.95] * 92 + [1.0] * 55
-    values = [1000 * level * (1 + 0.005 * rng.gauss(0, 1)) for level in levels]
+    levels = [1000.0] * 55 + [950.0] * 92 + [1000 * last] * 3
     with open_history(tmp_path / "h", site.name) as history:
-        history.add(
-            result(ago(days=n), value, low=800.0, release="r2") for n, value in enumerate(values)
-        )
+        history.add(series(levels, datetime.now(timezone.utc), low=800.0, release="r2"))
 
 
 @pytest.fixture
@@ -105,11 +100,15 @@ def day_of(back):
 
 def levels(size):
     """80 nights at 1,000, six at 950, which is accepted, and three at a part of that."""
-    rng = random.Random(4)
-    for back in range(89, -1, -1):
-        level = 1000 if back > 8 else 950 if back > 2 else 950 * size
-        at, value = ago(days=back, seconds=90), level * (1 + 0.01 * rng.gauss(0, 1))
-        yield result(at, value, site="site", low=500.0)
+    each = [1000.0] * 81 + [950.0] * 6 + [950 * size] * 3
+    yield from series(
+        each,
+        datetime.now(timezone.utc) - timedelta(seconds=90),
+        seed=4,
+        spread=0.01,
+        site="site",
+        low=500.0,
+    )
 
 
 def test_a_renamed_series_is_retired_and_missed_by_no_gate(site, tmp_path, hpcdl):

@@ -1,7 +1,6 @@
 """One answer everywhere: terminal, page, JSON, JUnit, Markdown, Prometheus and the gate."""
 
 import json
-import random
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -14,19 +13,17 @@ from hpcdl.regress.answer import GateAnswer
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.verdict import WHOLE_RUN
-from tests.make import METRIC, result, verdict
+from tests.make.results import METRIC, result, run_file, series, verdict
 
 DROP, NIGHTS = 200, 330
 
 
 def rows():
     """A series that lost 5 % of late and one that did so 130 nights ago; both pass tonight."""
-    now, rng = datetime.now(timezone.utc), random.Random(3)
-    for night in range(NIGHTS):
-        for case, since in (("recent", NIGHTS - 10), ("old", DROP)):
-            value = 1000 * (0.95 if night >= since else 1.0) * (1 + 0.005 * rng.gauss(0, 1))
-            named = {"run": f"r{night}", "case_name": case, "low": 900.0, "reference": 1000.0}
-            yield result(now - timedelta(days=NIGHTS - 1 - night), value, **named)
+    for case, since in (("recent", NIGHTS - 10), ("old", DROP)):
+        levels = [950.0 if night >= since else 1000.0 for night in range(NIGHTS)]
+        named = {"run": "r{}".format, "case_name": case, "low": 900.0, "reference": 1000.0}
+        yield from series(levels, datetime.now(timezone.utc), **named)
 
 
 @pytest.fixture
@@ -38,15 +35,8 @@ def told(tmp_path, monkeypatch):
         history.add(rows())
     metric = METRIC | {"name": "rate", "value": 950.0, "reference": 1000.0, "low": 900.0}
     each = [verdict("PASS", case=case, metrics=[metric], job={}) for case in ("recent", "old")]
-    run = {
-        "schema": 2,
-        "run": str(tmp_path / "20261120-010000Z-0000"),
-        "site": "embedded",
-        "seconds": 10.0,
-        "time": 1_790_000_000.5,
-        "verdicts": each,
-    }
-    (tmp_path / "verdicts.json").write_text(json.dumps(run))
+    named = {"run": str(tmp_path / "20261120-010000Z-0000"), "site": "embedded"}
+    run_file(tmp_path, *each, **named, time=1_790_000_000.5)
     found = {}
     for name in ("markdown", "junit", "prometheus", "json", "html"):
         words = ["check", "report", str(tmp_path), "--format", name, "--output"]

@@ -20,7 +20,7 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.identity import Series
 from hpcdl.regress.notify import notice_of
-from tests.make import result
+from tests.make.results import series as series_of
 
 NIGHT, NOW = date(2026, 11, 20), datetime(2026, 11, 20, 4, tzinfo=timezone.utc)
 
@@ -109,14 +109,12 @@ def test_a_snoozed_finding_is_not_over():
 
 def results(nights=60, count=40, lower=8, size=0.04):
     """A history whose last night has a new release, with which some series are a bit slower."""
-    rng = random.Random(7)
+    new = ["r1", "r2"]
     for number in range(count):
-        for night in range(nights):
-            last = night == nights - 1
-            value = 1000 * (1 + 0.02 * rng.gauss(0, 1)) * (1 - size * (last and number < lower))
-            more = {"case_name": f"case-{number}", "release": "r2" if last else "r1", "low": 500.0}
-            at = NOW - timedelta(days=nights - 1 - night, hours=1)
-            yield result(at, value, run=f"r{night}", **more)
+        levels = [1000.0] * (nights - 1) + [1000 * (1 - size * (number < lower))]
+        more = {"case_name": f"case-{number}", "run": "r{}".format, "low": 500.0}
+        more |= {"release": lambda night: new[night == nights - 1]}
+        yield from series_of(levels, NOW - timedelta(hours=1), seed=number, spread=0.02, **more)
 
 
 @pytest.mark.parametrize(("lower", "told"), [(12, True), (0, False)])

@@ -1,22 +1,21 @@
 """Verdicts for other programs are well formed, whatever a reason holds."""
 
-import json
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
 from hpcdl.regress.formats import FORMATS, as_junit, as_markdown, as_prometheus, read_run
-from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput
-from tests.make import METRIC, verdict
+from tests.make.results import METRIC, run_file, verdict
+from tests.make.sites import shipped
 
 ODD = 'loss "nan" <b> | \x00\x1b[31m & \\ back\nslash'
 
 
 def keep(folder, *verdicts):
     """A run's verdicts where a command looks for them."""
-    (folder / "verdicts.json").write_text(json.dumps({**RUN, "verdicts": verdicts}))
+    run_file(folder, *verdicts, **{key: RUN[key] for key in RUN.keys() - {"verdicts"}})
 
 
 RUN = {
@@ -139,7 +138,7 @@ def test_half_a_character_in_a_text_can_be_written(tmp_path, name):
 
 
 def test_without_a_folder_the_newest_run_is_told(hpcdl):
-    latest = load_site(find_site_file("embedded")).paths.work / "checks" / "latest"
+    latest = shipped().paths.work / "checks" / "latest"
     latest.mkdir(parents=True)
     keep(latest, *RUN["verdicts"])
     assert "| throughput/mlp | p100 | PASS |" in hpcdl("check", "report", "--site", "embedded").out

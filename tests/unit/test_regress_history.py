@@ -35,8 +35,8 @@ from hpcdl.system import files
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import file_system, locks_hold
 from hpcdl.system.resources import home
-from tests import make
-from tests.make import METRIC, verdict
+from tests.make import results
+from tests.make.results import METRIC
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 
@@ -44,19 +44,17 @@ NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 def result(night=0, value=1000.0, **changes):
     own = {"run": f"run-{night}", "case_name": "mlp", "metric": "images_per_second"}
     own |= {"release": "r1", "job": night + 1}
-    return make.result(NOW - timedelta(days=100 - night), value, **own | changes)
+    return results.result(NOW - timedelta(days=100 - night), value, **own | changes)
 
 
 def nights(factor=1.0, start=200):
-    rng = random.Random(5)
-    return [
-        result(
-            n,
-            1000 * (1 + 0.01 * rng.gauss(0, 1)) * (factor if n >= start else 1),
-            release="r2" if n >= start else "r1",
-        )
-        for n in range(100)
-    ]
+    levels = [1000 * (factor if night >= start else 1) for night in range(100)]
+    own = {"run": "run-{}".format, "case_name": "mlp", "metric": "images_per_second"}
+    own |= {
+        "release": lambda night: "r2" if night >= start else "r1",
+        "job": lambda night: night + 1,
+    }
+    return list(results.series(levels, NOW - timedelta(days=1), seed=5, spread=0.01, **own))
 
 
 @pytest.fixture
@@ -294,12 +292,9 @@ def test_a_failed_measurement_and_an_open_bound_are_none(tmp_path):
 
 def run_folder(tmp_path, name="99999999-999999-ab12", **changes):
     """A folder of a run with one verdict; by default named after no date."""
-    one = verdict("ERROR", **{"case": "", "partition": None, "metrics": [], **changes})
-    folder = tmp_path / name
-    folder.mkdir()
-    text = json.dumps({"run": str(folder), "verdicts": [one]}, indent=2)
-    (folder / "verdicts.json").write_text(text)
-    return folder
+    one = results.verdict("ERROR", **{"case": "", "partition": None, "metrics": [], **changes})
+    results.run_file(tmp_path / name, one)
+    return tmp_path / name
 
 
 @pytest.mark.parametrize("job", [{"id": 10**20}, {"id": "seven"}, {"id": 1, "restarts": 2**64}])

@@ -15,7 +15,7 @@ from hpcdl.regress.nodes import name_slow_nodes
 from hpcdl.regress.runner import Plain, with_evidence
 from hpcdl.regress.verdict import MetricVerdict, Verdict, judge
 from hpcdl.results.faults import FaultKind, Status
-from tests import make
+from tests.make import results
 
 NOW = datetime(2026, 6, 1, tzinfo=timezone.utc)
 KNOWN = Plain(
@@ -30,7 +30,7 @@ KNOWN = Plain(
 
 def result(night=0, **changes):
     row = {"check_name": "bw", "case_name": "size=1", "unit": "GB/s", "job": night}
-    return make.result(NOW - timedelta(days=99 - night), **row | changes)
+    return results.result(NOW - timedelta(days=99 - night), **row | changes)
 
 
 def judged(job=7, **changes):

@@ -29,12 +29,11 @@ from hpcdl.regress.runner import (
 )
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import FaultKind, JobFault, Status
-from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import once
 from hpcdl.slurm.execution import CLUSTER
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from tests.make import reference, result
-from tests.small_release import small_site
+from tests.make.results import reference, result
+from tests.make.sites import shipped, small_site
 from tests.unit.test_regress_verdict import record
 
 NOW = datetime.now(timezone.utc)
@@ -93,7 +92,7 @@ def run_of(ran, tmp_path, **request):
     """What a run of these checks gives, when ReFrame selected nothing by the names asked for."""
     cases = tuple({"name": name, "display_name": name, "result": "success"} for name in ran)
     session = Session(0, cases, ())
-    site = load_site(find_site_file("embedded"))
+    site = shipped()
     night = _Night(site, {}, CheckRequest(**request), CLUSTER, None, None)
     return _verdicts(night, RunDirectory(tmp_path), session)
 
@@ -138,7 +137,7 @@ def test_options_that_no_training_has_are_refused_before_anything_runs(hpcdl):
 
 
 def test_a_report_is_of_the_newest_run_that_has_verdicts(hpcdl):
-    checks = load_site(find_site_file("embedded")).paths.work / "checks"
+    checks = shipped().paths.work / "checks"
     whole, stopped = (checks / "runs" / f"2026110{day}-010000Z-0000" for day in (1, 2))
     for run in (whole, stopped):
         run.mkdir(parents=True)
@@ -190,7 +189,7 @@ def test_a_copied_verdict_file_is_of_its_own_night(tmp_path):
 
 
 def test_groups_of_a_partition_s_nodes_are_that_partition(tmp_path):
-    site = load_site(Path(__file__).parents[1] / "golden/mixed.yaml")
+    site = shipped("mixed")
     name = next(name for name, one in site.partitions.items() if len(one.gpu_groups) > 1)
     labels = [part.label for part in site.by_groups([name])]
     found = [Verdict("throughput", "mlp", label, Status.PASS) for label in labels[1:]]

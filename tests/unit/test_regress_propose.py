@@ -1,7 +1,6 @@
 """Drafted references: from the nights of the release that is published now, as a diff."""
 
 import dataclasses
-import json
 import re
 import shutil
 import subprocess
@@ -30,10 +29,9 @@ from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.training import losses_fall
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import FaultKind, JobFault, Status
-from hpcdl.site import find_site_file, load_site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from tests.make import reference
-from tests.unit.conftest import shipped
+from tests.make.results import reference, run_file, verdict
+from tests.make.sites import shipped
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
 OLD = reference(
@@ -49,30 +47,16 @@ OLD = reference(
 
 @pytest.fixture
 def site(tmp_path):
-    site = load_site(find_site_file("embedded"))
-    paths = dataclasses.replace(site.paths, prefix=tmp_path / "prefix", work=tmp_path / "work")
-    return dataclasses.replace(site, paths=paths)
+    return shipped(prefix=tmp_path / "prefix", work=tmp_path / "work")
 
 
 def night(site, day, value, **changes):
     metric = {"name": KEY[3], "value": value, "unit": "images/s", "wanted": True}
-    run = {"settings": changes.pop("settings", []), "machine": changes.pop("machine", None)}
-    verdict = {
-        "check": KEY[0],
-        "case": KEY[1],
-        "partition": KEY[2],
-        "status": "NO-REFERENCE",
-        "reason": "",
-        "metrics": [metric],
-        "release": "r1",
-        "driver": None,
-        "job": {"nodes": "p100-01"},
-        **changes,
-    }
-    run["verdicts"] = [verdict]
-    folder = runs_directory(site) / f"202601{day:02d}-020000-abcd"
-    folder.mkdir(parents=True)
-    (folder / "verdicts.json").write_text(json.dumps(run))
+    run = {key: changes.pop(key, usual) for key, usual in (("settings", []), ("machine", None))}
+    named = {"check": KEY[0], "case": KEY[1], "partition": KEY[2], "metrics": [metric]}
+    named |= {"release": "r1", "driver": None, "job": {"nodes": "p100-01"}, **changes}
+    found = verdict(named.pop("status", "NO-REFERENCE"), **named)
+    run_file(runs_directory(site) / f"202601{day:02d}-020000-abcd", found, **run)
 
 
 def nights(site, *values, **changes):

@@ -15,7 +15,7 @@ from hpcdl.results.records import RESULT
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
 from hpcdl.train.result import job_of
-from tests.make import result
+from tests.make.results import series
 
 NOW = 1_750_000_000.0
 TOKEN = "hpcdl-" + "a" * 32
@@ -109,15 +109,8 @@ def test_what_no_hardware_gives_and_what_cannot_be_compared_is_an_error(given, k
 
 
 def nights(count, *, last=1000.0):
-    now = datetime.now(timezone.utc)
-    return [
-        result(
-            now - timedelta(days=count - 1 - night),
-            (last if count - night <= 5 else 1000.0) + night % 3,
-            low=500.0,
-        )
-        for night in range(count)
-    ]
+    levels = [last if count - night <= 5 else 1000.0 for night in range(count)]
+    return list(series(levels, datetime.now(timezone.utc), spread=0.001, low=500.0))
 
 
 def stamp(at):

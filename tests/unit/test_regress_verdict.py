@@ -16,7 +16,7 @@ from hpcdl.regress.verdict import MetricVerdict, Verdict, judge, waive
 from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.slurm.parse import JobRecord
-from tests.make import result
+from tests.make.results import result
 
 ROW = {
     "value": 100.0,

@@ -26,11 +26,11 @@ from hpcdl.regress.report.page import (
     rows_of,
     when,
 )
-from hpcdl.site import find_site_file, load_site
 from hpcdl.system.resources import folder
-from tests import nights
-from tests.make import METRIC, result
-from tests.make import verdict as made_verdict
+from tests.make import nights
+from tests.make.results import METRIC, result
+from tests.make.results import verdict as made_verdict
+from tests.make.sites import shipped
 from tests.strangers import STRANGER, as_root
 
 SERIES = Series("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second", unit="images/s")
@@ -324,7 +324,7 @@ def test_the_page_lists_causes_with_their_findings_and_can_be_searched_for_them(
 
 
 def test_the_command_writes_the_page(tmp_path, capsys):
-    site = load_site(find_site_file("embedded"))
+    site = shipped()
     with open_history(history_path(site), site.name) as history:
         history.add(nights.simulated(3))
     (tmp_path / "verdicts.json").write_text(json.dumps(nights.verdicts(tmp_path)))

@@ -4,18 +4,18 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import Gpu, SpackSettings, StackRequest, load_site
+from hpcdl.site import SpackSettings, StackRequest, load_site
 from hpcdl.site.model import External
 from hpcdl.stack.resolve import Resolver, why_not
 from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.resolve_solution import Setting, as_data, as_text, solve
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
+from tests.make.sites import site_of_gpus
 
 SITES = folder("templates") / "sites"
 
@@ -40,17 +40,11 @@ def every_python(monkeypatch):
 
 
 def one_gpu(model, driver=None, *, pins=None, pmix=None, gcc=()):
-    """A site with one partition `x`."""
-    site = load_site(SITES / "p100-v100-k80.yaml")
-    gpu = Gpu(model, "x", 4, GPUS[model]["compute"], 16.0) if model else None
-    p100 = site.partitions["p100"]
-    part = dataclasses.replace(p100, name="x", gpu=gpu, driver=driver, stack=None)
-    stacks = {way: StackRequest(way, way, (), pins or {}) for way in ("wheels", "spack")}
+    """A site with one partition `x`, and a stack per backend."""
+    stacks = [StackRequest(way, way, (), pins or {}) for way in ("wheels", "spack")]
+    site = site_of_gpus({"x": model}, *stacks, driver=driver)
     return dataclasses.replace(
         site,
-        partitions=MappingProxyType({"x": part}),
-        stacks=MappingProxyType(stacks),
-        default_partition="x",
         slurm=dataclasses.replace(site.slurm, pmix=pmix),
         spack=SpackSettings(externals=tuple(External("gcc", v, Path("/usr")) for v in gcc)),
     )

@@ -7,12 +7,12 @@ from types import MappingProxyType
 import pytest
 
 from hpcdl import facts
-from hpcdl.site import Gpu, StackRequest, load_site
+from hpcdl.site import StackRequest
 from hpcdl.stack.recipe import recipe_of
 from hpcdl.stack.resolve import Resolver, computes_of, pythons, that_start
 from hpcdl.stack.resolve_solution import as_text
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.resources import folder
+from tests.make.sites import site_of_gpus
 
 
 def resolve(site, partition=None):
@@ -36,24 +36,7 @@ def two_pythons(monkeypatch):
 
 
 def site_of(stack, **models):
-    """A site whose partitions have these GPUs, None meaning none, and one stack."""
-    plain = load_site(folder("templates") / "sites" / "p100-v100-k80.yaml")
-    parts = {
-        name: dataclasses.replace(
-            plain.partitions["p100"],
-            name=name,
-            stack=stack.name,
-            driver=None,
-            gpu=Gpu(model, name, 4, GPUS[model]["compute"], 16.0) if model else None,
-        )
-        for name, model in models.items()
-    }
-    return dataclasses.replace(
-        plain,
-        partitions=MappingProxyType(parts),
-        default_partition=next(iter(parts)),
-        stacks=MappingProxyType({stack.name: stack}),
-    )
+    return site_of_gpus(models, stack)
 
 
 def wheels(**more):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcdl.jobs import JobSpec, Module, plan_layout, render_script
+from hpcdl.jobs import JobSpec, Module, plan_layout
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.lint import lint
 from hpcdl.slurm.options import walltime
@@ -19,7 +19,8 @@ from hpcdl.slurm.rules import as_release, known_releases, rule
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
+from tests.make.specs import script as script_of
 
 MODULE = Module(("tensorflow/2.20.0",), Path("/apps/hpcdl/releases/r1/modules"), "r1")
 TEMPLATES = folder("templates") / "sbatch"
@@ -47,7 +48,7 @@ PLACES = [
 
 
 def render(site, partition="p100", module=MODULE, **asked):
-    return render_script(site, JobSpec(partition, **asked), module)
+    return script_of(site, partition, module, **asked)
 
 
 def every_script():

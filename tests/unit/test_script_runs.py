@@ -16,13 +16,11 @@ from hpcdl.jobs import JobSpec, Module, environment, render_script, submission, 
 from hpcdl.jobs.script import ArrayOf
 from hpcdl.jobs.spec import check_spec
 from hpcdl.jobs.sweep import plan, request_of
-from hpcdl.site import find_site_file, load_site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
 from hpcdl.system.run import run
-from tests.make import takes_every_job
+from tests.make.sites import shipped, takes_every_job
 from tests.strangers import STRANGER, as_root
-from tests.unit.conftest import shipped
 from tests.waiting import wait_for
 
 # srun as far as the script can tell: it takes options, runs the program, and hands signals on.
@@ -352,8 +350,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(once, "submit", lambda *_, token: next(numbers))
     takes_every_job(monkeypatch)
     monkeypatch.setattr(client, "queue", lambda **_: ())
-    shipped = load_site(find_site_file("embedded"))
-    return replace(shipped, paths=replace(shipped.paths, work=tmp_path / "work"))
+    return shipped(work=tmp_path / "work")
 
 
 def everything_else(folder):

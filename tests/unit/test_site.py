@@ -12,7 +12,7 @@ from hpcdl.site import find_site_file, load, load_site
 from hpcdl.slurm.options import slurm_minutes
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
-from tests.make import refused_site
+from tests.make.sites import refused_site
 
 SITE = """\
 schema: 1

@@ -22,7 +22,8 @@ from hpcdl.stack.spack_backend.environment import (
 )
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
-from tests.unit.conftest import environment_for, shipped
+from tests.make.sites import shipped
+from tests.unit.conftest import environment_for
 from tools.spack_environments import environment, environments
 
 SPACK = folder("spack")

@@ -36,9 +36,8 @@ from hpcdl.stack.spack_backend.environment import (
 from hpcdl.stack.spack_backend.spack_build import BuildCache, Folders, PackageFailed, install
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
-from tests.make import plan_build
-from tests.small_release import small_site
-from tests.unit.conftest import shipped
+from tests.make.releases import plan_build
+from tests.make.sites import shipped, small_site
 
 KEPLER = "tensorflow-kepler"
 

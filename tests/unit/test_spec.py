@@ -14,14 +14,8 @@ from hpcdl.jobs.spec import JobSpec, check_spec, command_of, minutes_of
 from hpcdl.slurm.options import known_options
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import bash_word, bash_words
+from tests.make.specs import refusal
 from tests.unit.conftest import commands
-
-
-def refusal(**asked):
-    with pytest.raises(BadInput) as caught:
-        check_spec(JobSpec("p100", **asked))
-    return caught.value.render()
-
 
 NO_WORDS = {"a\0b": "has a NUL byte", "x" * 100_001: "too long", "\ud800": "half a character"}
 

@@ -9,7 +9,8 @@ from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.release import release_ids
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import locked
-from tests.small_release import make_current, make_release, passing, silent, small_site
+from tests.make.releases import make_current, make_release, passing, silent
+from tests.make.sites import small_site
 
 
 @pytest.fixture

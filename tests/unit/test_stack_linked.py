@@ -19,7 +19,8 @@ from hpcdl.stack.linked import (
 )
 from hpcdl.stack.release import Release
 from hpcdl.system.run import run
-from tests.small_release import make_release, small_site
+from tests.make.releases import make_release
+from tests.make.sites import small_site
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 PACKAGES = Path("lib", "python3.11", "site-packages")

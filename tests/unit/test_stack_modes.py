@@ -12,7 +12,8 @@ from hpcdl.stack.release import current_id, read_release
 from hpcdl.stack.tree import Entry, build_slot, open_to_readers, record_release, require_safe_modes
 from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import umask
-from tests.small_release import make_release, passing, silent, small_site
+from tests.make.releases import make_release, passing, silent
+from tests.make.sites import small_site
 
 
 @pytest.fixture

@@ -26,7 +26,8 @@ from hpcdl.stack.release import DISPATCH_FILE, release_for
 from hpcdl.stack.tree import record_release
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.modules import module_for
-from tests.small_release import make_current, make_release, mixed_site, passing, silent, small_site
+from tests.make.releases import make_current, make_release, passing, silent
+from tests.make.sites import mixed_site, small_site
 
 
 @pytest.mark.skipif(shutil.which("lua") is None, reason="there is no lua")

@@ -27,7 +27,8 @@ from hpcdl.stack.release import current_id, current_release
 from hpcdl.stack.sbom import accept
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import LockBusy, locked
-from tests.small_release import failing, make_current, make_release, passing, silent, small_site
+from tests.make.releases import failing, make_current, make_release, passing, silent
+from tests.make.sites import small_site
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hpcdl.stack.release import digest
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import conditions, known
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from tests.small_release import small_site
+from tests.make.sites import small_site
 
 LINE = 'list(APPEND TF_SOURCES "xla_mpi_ops.cc")\n'
 

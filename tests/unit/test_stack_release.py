@@ -10,7 +10,8 @@ from hpcdl.stack.release import BrokenRelease, as_record, current_release, read_
 from hpcdl.stack.tree import build_lock, build_slot
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
-from tests.small_release import make_release, small_site
+from tests.make.releases import make_release
+from tests.make.sites import small_site
 
 
 @pytest.fixture

@@ -28,7 +28,8 @@ from hpcdl.stack.sbom import (
     write_sbom,
 )
 from hpcdl.system.errors import BadInput, CheckFailed
-from tests.small_release import make_release, passing, silent, small_site
+from tests.make.releases import make_release, passing, silent
+from tests.make.sites import small_site
 
 TODAY = datetime.date(2026, 11, 21)
 CVE = "CVE-2024-10190"

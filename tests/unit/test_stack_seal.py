@@ -10,7 +10,7 @@ from hpcdl.stack.release import current_id, read_release
 from hpcdl.stack.tree import CHECKED_FILE, CONTENT_FILE, check_integrity, look, record_release
 from hpcdl.stack.verify import check_content
 from hpcdl.system.errors import CheckFailed
-from tests.small_release import make_release, passing, silent
+from tests.make.releases import make_release, passing, silent
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hpcdl.site import StackRequest
 from hpcdl.stack.horovod import broken_by, find_toolchain
 from hpcdl.stack.recipe import recipe_of
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
-from tests.small_release import small_site
+from tests.make.sites import small_site
 
 
 @pytest.fixture(autouse=True)

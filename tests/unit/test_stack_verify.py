@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot
-from hpcdl.site import load_site
 from hpcdl.stack.linked import DeviceCode, read_device_code, runs_on, survey
 from hpcdl.stack.publish import overview, publish, serves, verify
 from hpcdl.stack.verify import (
@@ -28,7 +27,8 @@ from hpcdl.stack.verify import (
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows import gate
 from hpcdl.workflows.gate import choose_gate
-from tests.small_release import failing, make_release, mixed_site, passing, silent, small_site
+from tests.make.releases import failing, make_release, passing, silent
+from tests.make.sites import mixed_site, shipped, small_site
 
 
 @pytest.fixture
@@ -406,7 +406,7 @@ def test_jobs_that_cannot_be_cancelled_are_named(told, monkeypatch):
 
 
 def test_a_mixed_partition_that_no_job_can_try_is_said_in_the_result(told, tmp_path, monkeypatch):
-    mixed = load_site(Path(__file__).parents[1] / "golden" / "mixed.yaml")
+    mixed = shipped("mixed")
     site = replace(mixed, paths=small_site(tmp_path).paths)
     made = make_release(site, "r", needs={"gpus": ["P100"]}, partitions=("untyped",))
     monkeypatch.setattr(gate, "_require_slurm", lambda: None)

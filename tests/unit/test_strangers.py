@@ -33,8 +33,9 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
 from hpcdl.system.run import CommandFailed
-from tests.make import plan_build, result, takes_every_job
-from tests.small_release import small_site
+from tests.make.releases import plan_build
+from tests.make.results import result
+from tests.make.sites import small_site, takes_every_job
 from tests.strangers import as_root, stranger
 from tests.unit import slurm_output as said
 

@@ -26,19 +26,10 @@ from hpcdl.workflows.study.load import load_study, read_study, shipped
 from hpcdl.workflows.study.measurements import look
 from hpcdl.workflows.study.report import rules_of
 from hpcdl.workflows.study.running import collect, last_run_statuses
+from tests.make.results import LAYOUT, trained
+from tests.make.sites import shipped as shipped_site
+from tests.make.studies import RATES, findings_of, finish, jobs, modules_for, on_two_cores, planned
 from tests.strangers import STRANGER, as_root
-from tests.studies import (
-    LAYOUT,
-    RATES,
-    a_result,
-    findings_of,
-    finish,
-    jobs,
-    modules_for,
-    on_two_cores,
-    planned,
-)
-from tests.unit.conftest import shipped as shipped_site
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = pytest.mark.parametrize("name", shipped())
@@ -227,7 +218,7 @@ def test_jobs_in_several_ways_have_names_launchers_and_programs_whatever_python(
 
 
 def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(study):
-    plan, samples = study(), a_result(1, 8.0)["samples"]
+    plan, samples = study(), trained(1, 8.0)["samples"]
     samples["seconds"][:5] = [99.0] * 5
     samples["seconds"][-1] = 100.5
     samples["checkpoint"][-1] = 100.0
@@ -237,14 +228,14 @@ def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(study):
 
 
 def test_steps_that_a_server_hands_out_are_known_by_their_mean_alone(study):
-    samples = {**a_result(1, 8.0)["samples"], "seconds": [0.25, 0.75] * 10}
+    samples = {**trained(1, 8.0)["samples"], "seconds": [0.25, 0.75] * 10}
     finish(study(), {1: 8.0}, samples=samples, asynchronous=True)
     (one,) = findings_of(study()).measured
     assert (one.rate, one.mean_rate) == pytest.approx((8.0, 8.0), rel=0.1)
     assert one.rates == (one.mean_rate,)
 
 
-ZERO = {**a_result(1, 8.0)["samples"], "compute": [0.0] * 20}
+ZERO = {**trained(1, 8.0)["samples"], "compute": [0.0] * 20}
 UNUSABLE = [
     ({"schema": 7}, "version 7; this hpcdl reads version 2"),
     ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),

@@ -8,10 +8,9 @@ import pytest
 from hpcdl.api import study as api
 from hpcdl.system.chart import svg
 from hpcdl.workflows.study.report import as_data, as_text, write_report
-from tests.studies import (
-    LAYOUT,
+from tests.make.results import LAYOUT, trained
+from tests.make.studies import (
     RATES,
-    a_result,
     findings_of,
     finish,
     jobs,
@@ -21,7 +20,7 @@ from tests.studies import (
     verdict,
 )
 
-SAMPLES = a_result(1, 8.0)["samples"]
+SAMPLES = trained(1, 8.0)["samples"]
 HALF_INPUT = {**SAMPLES, "input": SAMPLES["compute"]}
 PAIR = "gpus=1 partition=p100,v100"
 TWO = "gpus=1,2 model=alexnet,resnet50"

@@ -27,7 +27,7 @@ from hpcdl.jobs.sweep import (
 from hpcdl.site import load_site
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
-from tests.make import takes_every_job
+from tests.make.sites import takes_every_job
 from tests.unit import slurm_output as said
 
 BASE = JobSpec("v100", name="scaling")

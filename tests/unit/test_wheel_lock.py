@@ -31,7 +31,8 @@ from hpcdl.stack.resolve_facts import known
 from hpcdl.stack.tree import sha256
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.run import CommandFailed
-from tests.small_release import silent, small_site
+from tests.make.releases import silent
+from tests.make.sites import small_site
 
 LOCK = facts.load("wheel_lock")
 MPI = "Open MPI 4.1.4"

@@ -8,7 +8,7 @@ import pytest
 from hpcdl.jobs import JobSpec, Module
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.workflows.modules import check_available, module_for, modules_of_job
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import switch_link, write_json
 from hpcdl.workflows import releases
 from hpcdl.workflows.releases import Use, pinned_by_jobs, read_script
-from tests.small_release import make_release, small_site
+from tests.make.releases import make_release
+from tests.make.sites import small_site
 from tests.unit import slurm_output as said
 
 

@@ -42,8 +42,8 @@ def _python():
         return Path(named)
     from hpcdl.stack.build import build
     from hpcdl.system.resources import cache
-    from tests.make import plan_build
-    from tests.small_release import small_site
+    from tests.make.releases import plan_build
+    from tests.make.sites import small_site
 
     site = small_site(cache() / "tests" / "prefix")
     return build(plan_build(site), lambda what: print(what, file=sys.stderr)).python

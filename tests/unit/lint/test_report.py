@@ -14,7 +14,7 @@ from hpcdl.jobs.lint.lint_report import run_lint
 from hpcdl.slurm.rules import rule
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.resources import folder
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
 
 WRONG = "#!/bin/bash\n#SBATCH --ntasks=4 --cpus-per-task=8\nsrun --exact ./solver\n"
 SITE = cluster_of(shipped("p100-v100-k80"))  # v100: 6 nodes of 8 GPUs, 80 CPUs, two days

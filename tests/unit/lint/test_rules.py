@@ -16,7 +16,7 @@ from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.layout import cluster_of
 from hpcdl.jobs.lint import all_checks, check_signals, lint, shell
 from hpcdl.slurm.rules import SlurmRelease, all_rules, known_releases, rule
-from tests.unit.conftest import shipped
+from tests.make.sites import shipped
 
 RIGHT = sorted((Path(__file__).parent / "fixtures" / "right").glob("*.sh"))
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.sh"))

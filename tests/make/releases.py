@@ -1,34 +1,16 @@
-"""Small releases for tests: the real record, folders and modulefiles around no software."""
+"""Releases: the one build of a stack; small ones, the real record and folders, no software."""
 
 import dataclasses
 import sys
 from pathlib import Path
 
-from hpcdl.site import find_site_file, load_site
+from hpcdl.stack.build import plan_stack
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import Release
 from hpcdl.stack.tree import record_release
 from hpcdl.stack.verify import Check, new_proof
 
 LMOD = Path("/usr/share/lmod/lmod/init/bash")
-
-
-def small_site(prefix, *, lmod=False):
-    """The embedded site with its software below `prefix`.
-
-    Without `lmod` it is a site where Lmod is elsewhere: quick, for nothing asks Lmod then.
-    """
-    site = load_site(find_site_file("embedded"))
-    init = site.paths.lmod_init if lmod else prefix / "lmod" / "init" / "bash"
-    paths = dataclasses.replace(site.paths, prefix=prefix, lmod_init=init)
-    return dataclasses.replace(site, paths=paths)
-
-
-def mixed_site(prefix):
-    """A private site whose partitions have nodes with several GPU models."""
-    site = load_site(Path(__file__).parent / "golden" / "mixed.yaml")
-    paths = dataclasses.replace(site.paths, prefix=prefix)
-    return dataclasses.replace(site, paths=paths, private=True)
 
 
 def make_release(site, name, version="2.21.0", created="2026-01-01T00:00:00Z", **changes):
@@ -83,3 +65,12 @@ def failing(site, release):
 
 def silent(what):
     """A listener to progress that says nothing."""
+
+
+def plan_build(site, name=None, partition=None):
+    """The one build of a stack, or of one of its partitions; what keeps it from one is raised."""
+    plans, blocked = plan_stack(site, name, partition=partition)
+    for refused in blocked:
+        raise refused.fault
+    (plan,) = plans
+    return plan

@@ -7,7 +7,7 @@ from hpcdl.regress.answer import Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.report.page import night_page, read_files
-from tests.make import METRIC, result, verdict
+from tests.make.results import METRIC, result, verdict
 
 END = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc)
 RELEASES = (

@@ -1,7 +1,6 @@
 """Small studies for tests, and results of their jobs as `hpcdl train` leaves them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.api import study as api
@@ -9,12 +8,11 @@ from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import run_statuses
 from hpcdl.workflows.study import running
 from hpcdl.workflows.study.cells import make_plan
-from tests.unit.conftest import shipped
+from tests.make.results import trained
+from tests.make.sites import shipped
 
 RATES = {1: 8.0, 2: 15.0, 4: 16.0}
 ALL = {}
-LAYOUT = {"ranks": 1, "nodes": ["n1"], "ranks_per_node": [1], "gpu_per_rank": 0, "cpus_per_rank": 1}
-PARTS = ("input", "communication", "update", "checkpoint", "other")
 
 
 def jobs(over="gpus=1,2,4 model=resnet50", options="--steps=20", **more):
@@ -39,8 +37,7 @@ def judged_by(holds):
 
 def planned(folder, *matrices, partitions=(), pythons=ALL, report=None, **changes):
     """The plan of a study of these jobs on the embedded site; `changes` are of its scale."""
-    found = shipped("embedded")
-    site = replace(found, paths=replace(found.paths, work=folder, datasets=folder / "data"))
+    site = shipped(work=folder, datasets=folder / "data")
     usual = {"shows": "a test", "minutes": 5, "judge": all_ran, "single_node": True}
     scale = api.Scale(**{**usual, "jobs": matrices or [jobs()], **changes})
     study = api.Study(
@@ -58,35 +55,12 @@ def planned(folder, *matrices, partitions=(), pythons=ALL, report=None, **change
     return make_plan(site, study, "small", partitions, pythons)
 
 
-def a_result(ranks, rate, metrics=ALL, **changes):
-    """A result.json of `ranks` ranks with 20 equal steps."""
-    seconds, batch = 4 * ranks / rate, 4 * ranks
-    samples = {name: [0.0] * 20 for name in PARTS}
-    samples |= {"seconds": [seconds] * 20, "compute": [seconds] * 20}
-    return {
-        "schema": 2,
-        "outcome": {"status": "completed", "message": "", "exit_code": 0},
-        "job": {"id": "7", "partition": "p100"},
-        "layout": {**LAYOUT, "ranks": ranks, "ranks_per_node": [ranks]},
-        "release": "r1",
-        "model": "resnet50",
-        "precision": "fp32",
-        "batch_per_rank": 4,
-        "parameters": 25_000_000,
-        "global_batch": batch,
-        "options": {"warmup_steps": 5},
-        "samples": {**samples, "images": [batch] * 20},
-        "summary": {"metrics": metrics, "images_per_second": rate},
-        **changes,
-    }
-
-
 def finish(plan, rates, of=ALL, **changes):
     """Leave a result for every cell whose ranks have a rate: of some values alone."""
     for cell in plan.cells:
         if cell.gpus in rates and of.items() <= cell.named.items():
             cell.results.mkdir(parents=True, exist_ok=True)
-            result = a_result(cell.gpus, rates[cell.gpus], **changes)
+            result = trained(cell.gpus, rates[cell.gpus], **changes)
             (cell.results / "result.json").write_text(json.dumps(result))
             (cell.results / "exit_code").write_text("0\n")
     return plan
