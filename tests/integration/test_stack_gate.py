@@ -148,7 +148,8 @@ def test_a_stopped_publish_cancels_its_jobs(site, slurm, cluster_env, tmp_path, 
     """Its jobs wait for nodes that others have; nobody would wait for them any more."""
     make_release(site, "new", version="2.21.0")
     program = (
-        "import sys; from pathlib import Path; from tests.make.releases import silent; from tests.make.sites import small_site;"
+        "import sys; from pathlib import Path; "
+        "from tests.make.releases import silent; from tests.make.sites import small_site;"
         "from hpcdl.stack.publish import publish; from hpcdl.workflows.gate import JobGate;"
         "from hpcdl.system.errors import Stopped\n"
         "try: publish(small_site(Path(sys.argv[1]), lmod=True), 'new',"

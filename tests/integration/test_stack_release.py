@@ -73,7 +73,8 @@ def test_the_plan_after_a_publish_is_nothing_to_do(stack_site, release):
 def test_a_killed_build_is_no_release_and_the_next_one_completes(stack_site, release, tmp_path):
     site = small_site(tmp_path / "prefix")
     program = (
-        "import sys; from pathlib import Path; from tests.make.releases import silent; from tests.make.sites import small_site;"
+        "import sys; from pathlib import Path; "
+        "from tests.make.releases import silent; from tests.make.sites import small_site;"
         "from hpcdl.stack.build import build; from hpcdl.stack.build import plan_build;"
         "build(plan_build(small_site(Path(sys.argv[1]))), silent)"
     )
