@@ -74,8 +74,8 @@ def test_a_killed_build_is_no_release_and_the_next_one_completes(stack_site, rel
     site = small_site(tmp_path / "prefix")
     program = (
         "import sys; from pathlib import Path; "
-        "from tests.make.releases import silent; from tests.make.sites import small_site;"
-        "from hpcdl.stack.build import build; from hpcdl.stack.build import plan_build;"
+        "from tests.make.releases import plan_build, silent;"
+        "from tests.make.sites import small_site; from hpcdl.stack.build import build;"
         "build(plan_build(small_site(Path(sys.argv[1]))), silent)"
     )
     for seconds in (0.4, 0.9, 1.5):
