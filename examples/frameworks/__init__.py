@@ -1,6 +1,6 @@
-"""The same training in PyTorch and in JAX, beside `hpcdl train` in TensorFlow: programs to copy.
+"""The same training in PyTorch, JAX and MXNet, beside `hpcdl train` in TensorFlow: to copy.
 
-`torch_networks` and `jax_networks` train AlexNet, GoogLeNet, ResNet-50 and ViT-S/16 with as many
+`torch_networks`, `jax_networks` and `mxnet_networks` train the same four networks with as many
 weights as `hpcdl train` has, on the same batches, and leave the same result.json. They use nothing
 of hpcdl; `harness` and `pictures` lie beside them.
 """

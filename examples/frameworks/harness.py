@@ -1,7 +1,8 @@
 """What the programs beside this share, so that they differ in the framework alone.
 
 Options as of `hpcdl train`; the data set and its order, which is that of `hpcdl train`, too; and
-result.json (docs/results.md) with the parts of every step. NumPy only.
+result.json (docs/results.md) with the parts of every step, and with `exchange`: seconds of an
+exchange of all gradients while nothing computes. NumPy only.
 """
 
 import argparse
@@ -78,6 +79,7 @@ class Record:
 
     def __init__(self, asked: argparse.Namespace, ranks: int) -> None:
         self.asked, self.ranks, self.started = asked, ranks, time.time()
+        self.exchange: float | None = None
         names = ("seconds", *PARTS, "checkpoint", "other", "images", "loss")
         self.samples: dict[str, list[float]] = {name: [] for name in names}
 
@@ -161,6 +163,7 @@ class Record:
             "global_batch": batch * self.ranks,
             "data": self.asked.dataset,
             "strategy": strategy,
+            "exchange": self.exchange,
             "options": {"warmup_steps": self.asked.warmup_steps},
             "samples": {"first_step": 0, **self.samples},
             "summary": {
@@ -182,10 +185,11 @@ class Record:
         )
 
 
-def seconds_of(act: Callable[[], object]) -> float:
-    """The median of five runs, after one that compiles."""
+def seconds_of(act: Callable[[], object], before: Callable[[], object] = tuple) -> float:
+    """The median of five runs, after one that compiles; each after another act, not timed."""
     found = []
     for _ in range(6):
+        before()
         begun = time.perf_counter()
         act()
         found.append(time.perf_counter() - begun)

@@ -185,12 +185,15 @@ def main() -> None:
         mine = jax.lax.pcast(weights, "ranks", to="varying")
         return jax.tree.map(lambda one: one[None], jax.value_and_grad(loss_of)(mine, *batch))
 
+    def average(found: list[Array]) -> list[Array]:
+        return jax.tree.map(lambda one: lax.pmean(one[0], "ranks"), found)
+
     def update(state: State, found: list[Array]) -> State:
         moved = [0.9 * v + g for v, g in zip(state[1], found, strict=True)]
         return [w - asked.lr * v for w, v in zip(state[0], moved, strict=True)], moved
 
     def step_of(state: State, *batch: Array) -> tuple[Array, State]:
-        found = jax.tree.map(lambda one: lax.pmean(one[0], "ranks"), local(state[0], *batch))
+        found = average(local(state[0], *batch))
         return found[0], update(state, found[1])
 
     share = partial(jax.shard_map, mesh=mesh, in_specs=(whole, split, split, whole))
@@ -211,6 +214,10 @@ def main() -> None:
     updating = harness.seconds_of(lambda: wait(moved(state, state[1])))
     alone = harness.seconds_of(lambda: wait(gradients(state[0], *batch))) if ranks > 1 else 1e9
     record.add_all(rows, updating, alone)
+    if ranks > 1:
+        averages = jax.jit(jax.shard_map(average, mesh=mesh, in_specs=(split,), out_specs=whole))
+        own = wait(gradients(state[0], *batch))
+        record.exchange = harness.seconds_of(lambda: wait(averages(own)))
     names = process_allgather(np.frombuffer(harness.host().encode().ljust(64), np.uint8))
     if rank == 0:
         hosts = [bytes(name).decode().strip() for name in np.reshape(names, (ranks, 64))]

@@ -205,10 +205,17 @@ def main() -> None:
             communication=clock.between("ready", "averaged"),
             update=clock.between("averaged", "updated"),
         )
+    count = sum(value.numel() for value in built.parameters())
+    gradients = torch.zeros(count, device=device)
+
+    def exchange() -> None:
+        dist.all_reduce(gradients)
+        torch.cuda.synchronize() if cuda else None
+
+    record.exchange = harness.seconds_of(exchange) if ranks > 1 else None
     hosts: list[str] = [""] * ranks
     dist.all_gather_object(hosts, harness.host())
     if rank == 0:
-        count = sum(value.numel() for value in built.parameters())
         name = torch.cuda.get_device_name(device) if cuda else None
         record.write("torch", {"torch": torch.__version__}, hosts, count, name)
     del model  # in PyTorch 1.13 it must not be the last that has the group: its end would hang

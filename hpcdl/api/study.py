@@ -9,6 +9,7 @@ from hpcdl.system.chart import Curve as Curve
 from hpcdl.system.chart import Panel as Panel
 from hpcdl.workflows.study.charts import Parts as Parts
 from hpcdl.workflows.study.charts import ResultTable as ResultTable
+from hpcdl.workflows.study.charts import hidden as hidden
 from hpcdl.workflows.study.charts import milliseconds as milliseconds
 from hpcdl.workflows.study.charts import phases as phases
 from hpcdl.workflows.study.charts import rate as rate

@@ -1,4 +1,4 @@
-"""PyTorch and JAX beside `hpcdl train`: the same networks, the same batches, the same result."""
+"""PyTorch, JAX and MXNet beside `hpcdl train`: the same networks, batches and results."""
 
 import importlib
 import json
@@ -17,6 +17,7 @@ from tests.integration.test_examples import free_ports
 from tests.integration.test_launchers import python_with
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "examples" / "frameworks"
+FRAMEWORKS = ("torch", "jax", "mxnet")
 # Of hpcdl train's networks, for 64 x 64 pixels and 1,000 classes.
 WEIGHTS = {
     "alexnet": 24_400_680,
@@ -37,7 +38,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def trained(folder, framework, *options):
     """What two ranks leave, started as the framework's launcher starts them."""
     python = python_with(framework, f"python3-{framework}")
-    port = str(free_ports(1)[0])
+    port, other = map(str, free_ports(2))
+    workers = {"worker": [f"127.0.0.1:{port}", f"127.0.0.1:{other}"]}
     program, started = PROGRAMS / f"{framework}_networks.py", []
     for rank in range(2):
         env = {
@@ -51,6 +53,7 @@ def trained(folder, framework, *options):
             "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
+            "TF_CONFIG": json.dumps({"cluster": workers, "task": {"index": rank}}),
         }
         env.pop("PYTHONPATH", None)
         argv = [str(program), *options]
@@ -74,7 +77,7 @@ def trained(folder, framework, *options):
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_ranks_train_and_leave_a_result_as_hpcdl_train_does(tmp_path, framework):
     found = trained(
         tmp_path, framework, "--steps", "4", "--warmup-steps", "1", "--batch-per-rank", "2"
@@ -84,16 +87,17 @@ def test_two_ranks_train_and_leave_a_result_as_hpcdl_train_does(tmp_path, framew
     assert not record.faults
     assert found["parameters"] == WEIGHTS["alexnet"]
     layout, samples = record.values["layout"], record.values["samples"]
-    assert (layout["ranks"], layout["nodes"]) == (2, ["n0", "n1"])
+    assert (layout["ranks"], len(layout["hosts"])) == (2, 2)
     parts = ("input", "compute", "communication", "update", "other")
     for step, seconds in enumerate(samples["seconds"]):
         assert sum(samples[part][step] for part in parts) == pytest.approx(seconds, abs=1e-5)
     assert sum(samples["communication"]) > 0
+    assert found["exchange"] > 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("framework", ["torch", "jax"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("model", WEIGHTS)
 def test_a_network_has_as_many_weights_as_that_of_hpcdl_train(tmp_path, framework, model):
     found = trained(tmp_path, framework, "--model", model, "--steps", "1", "--batch-per-rank", "2")
@@ -120,15 +124,15 @@ def test_batches_are_those_of_hpcdl_train_in_its_order(harness, monkeypatch, ran
 
 
 def test_without_the_framework_a_program_says_so(tmp_path):
-    for name, said in (("torch_networks", "PyTorch"), ("jax_networks", "JAX")):
+    for name, said in (("torch", "PyTorch"), ("jax", "JAX"), ("mxnet", "MXNet")):
         done = subprocess.run(
             [
                 sys.executable,
                 "-P",
                 "-c",
                 f"import sys; sys.path.insert(0, "
-                f"{str(PROGRAMS)!r}); sys.modules.update(torch=None, jax=None); "
-                f"import {name}",
+                f"{str(PROGRAMS)!r}); sys.modules.update({name}=None); "
+                f"import {name}_networks",
             ],
             capture_output=True,
             text=True,

@@ -97,6 +97,12 @@ def milliseconds(part: str) -> Callable[[CellMeasured], float]:
     return lambda one: 1e3 * one.parts[part]
 
 
+def hidden(one: CellMeasured) -> float | None:
+    """Return a table's value: percent of the exchange that a step's computing hides."""
+    alone = one.result.get("exchange")
+    return 100 * max(0.0, 1 - one.parts["communication"] / alone) if alone else None
+
+
 def table(
     results: Results,
     title: str,

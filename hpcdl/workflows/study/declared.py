@@ -82,7 +82,7 @@ class Jobs:
     program: Sequence[str] = ("hpcdl", "train")
     environment: Values = field(default_factory=dict)
 
-    def each(self, key: str, ways: Mapping[str, Mapping[str, Any]]) -> list[Jobs]:
+    def each(self, key: str, ways: Mapping[str, Any]) -> list[Jobs]:
         """The same jobs in several ways: each changes fields, and is known by its name as `key`."""
         return [
             replace(self, **{**changes, "named": {**self.named, key: name}})
