@@ -7,12 +7,11 @@ A partition gets the newest release that was published, not rolled back, serves 
 stack, else the newest that serves it, else the newest of all. Versions of older releases stay
 visible: a shell that loaded one can still unload it, and a script that names one still runs.
 
-A modulefile is a small data table in front of static, tested Lua. Each set carries the list that
-Lmod's own `spider` makes of it, written for the path that users have (PREFIX/current/modules), so
-one rename switches both; without `spider`, Lmod reads the modulefiles themselves. PREFIX/etc holds
-the file that tells Lmod of the list, profiles for /etc/profile.d, and the site file that the
-module's own hpcdl finds. A kernel is started through Lmod, as a job is, so what the module brings
-along (MPI, XLA_FLAGS) and what its guard says hold for notebooks too.
+A modulefile is a small data table in front of static, tested Lua. There is no list of them for
+Lmod's `spider`: with three modules, Lmod reads the files as fast. PREFIX/etc holds profiles for
+/etc/profile.d, and the site file that the module's own hpcdl finds. A kernel is started through
+Lmod, as a job is, so what the module brings along (MPI, XLA_FLAGS) and what its guard says hold for
+notebooks too.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import json
 import os
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,12 +37,10 @@ from hpcdl.system.files import (
 )
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import folder, templates
-from hpcdl.system.run import run
 from hpcdl.system.text import utc_now
 
 SITE_FILE = "site.yaml"
 """In PREFIX/etc: the site as it was at the last publish."""
-_CACHE = ".lmod"
 _KERNEL = (
     'unset PYTHONHOME; export MODULEPATH="$1" && . "$2" && module load "$3" && shift 3 && '
     'exec python -m ipykernel_launcher "$@"'
@@ -155,14 +151,11 @@ def _file(name: str, data: Mapping[str, object], code: str) -> str:
     return "\n".join([f"local {name} = {lua(data)}\n", *parts])
 
 
-def write_modules(
-    root: Path, files: Mapping[str, str], complete: Callable[[Path], None] | None = None
-) -> None:
+def write_modules(root: Path, files: Mapping[str, str]) -> None:
     """Put modulefiles in place as `root`/modules.
 
     `modules` is a link to a directory named by its content, so that new modulefiles replace others
-    by one rename and a job that loads them meets the old set or the new one. `complete` adds to a
-    new set, given its directory, before it is in place.
+    by one rename and a job that loads them meets the old set or the new one.
     """
     target = root / f".modules-{digest(files)}"
     if not target.is_dir():
@@ -171,8 +164,6 @@ def write_modules(
             shutil.rmtree(aside, ignore_errors=True)
             for name, text in files.items():
                 write_atomic(aside / name, text)
-            if complete is not None:
-                complete(aside)
             for made in (aside, *(path for path in aside.rglob("*") if path.is_dir())):
                 made.chmod(0o755)
             aside.rename(target)
@@ -190,30 +181,11 @@ def users_path(site: Site) -> Path:
     return site.paths.prefix / "current" / "modules"
 
 
-def write_cache(site: Site, modules: Path) -> None:
-    """Put Lmod's list of the set in `modules`, not in place yet, beside it as users will see it."""
-    spider = site.paths.lmod_init.parents[1] / "libexec" / "spider"
-    if not spider.is_file():
-        return
-    # An environment of its own: the caller's Lmod must not colour the list.
-    clean = ["env", "-i", "PATH=/usr/bin:/bin", "HOME=/nonexistent", "LANG=C.UTF-8"]
-    listed = run([*clean, spider, "-o", "spiderT", modules], check=False, timeout=60)
-    if listed.ok and "spiderT" in listed.stdout:
-        # Lmod trusts a list that is not older than its timestamp, for ever.
-        write_atomic(modules / _CACHE / "timestamp", f"{time.strftime('%Y-%m-%dT%H:%M:%S')}\n")
-        text = listed.stdout.replace(str(modules), str(users_path(site)))
-        write_atomic(modules / _CACHE / "spiderT.lua", text)
-
-
 def write_site_files(site: Site) -> None:
     """Write PREFIX/etc: a profile for all users, and the site file for the module's hpcdl."""
     etc = site.paths.prefix / "etc"
-    cache = users_path(site) / _CACHE
-    described = {"dir": str(cache), "timestamp": str(cache / "timestamp")}
-    shown = {"MODULEPATH": str(users_path(site)), "LMOD_RC": str(etc / "lmodrc.lua")}
     files = {
-        "lmodrc.lua": f"scDescriptT = {lua([described])}\n",
-        **{f"profile.{shell}": profile(shell, shown) for shell in ("sh", "csh", "fish")},
+        **{f"profile.{shell}": profile(shell, users_path(site)) for shell in ("sh", "csh", "fish")},
         SITE_FILE: site.source.read_text(encoding="utf-8"),
     }
     for name, text in files.items():
@@ -222,11 +194,11 @@ def write_site_files(site: Site) -> None:
             write_atomic(path, text)
 
 
-def profile(shell: str, shown: Mapping[str, str]) -> str:
-    """A profile for `sh`, `csh` or `fish`: puts each path behind its variable, once."""
+def profile(shell: str, modules: Path) -> str:
+    """A profile for `sh`, `csh` or `fish`: puts the directory behind MODULEPATH, once."""
     quote = _fish_quoted if shell == "fish" else shlex.quote
-    template = templates("profile", trim_blocks=True).get_template(f"profile.{shell}.j2")
-    return template.render(shown={name: quote(path) for name, path in shown.items()})
+    template = templates("profile").get_template(f"profile.{shell}.j2")
+    return template.render(modules=quote(str(modules)))
 
 
 def _fish_quoted(path: str) -> str:

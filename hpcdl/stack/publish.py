@@ -23,7 +23,6 @@ from hpcdl.stack.modules import (
     publish_history,
     read_history,
     render_modules,
-    write_cache,
     write_modules,
     write_site_files,
 )
@@ -249,7 +248,7 @@ def show_modules(
     events = [*read_history(site), *([event] if event else ())]
     shown = shown_after(site, events, without=without)
     shown = shown or PublishedState((release,), choose(site, [release]))
-    write_modules(release.root, render_modules(site, *shown), lambda made: write_cache(site, made))
+    write_modules(release.root, render_modules(site, *shown))
 
 
 def sound_releases(site: Site, without: Collection[str] = ()) -> dict[str, Release]:

@@ -357,23 +357,20 @@ def test_a_node_that_fits_and_a_login_node_without_gpu_are_silent(guarded, wrong
     assert (done.stdout, done.stderr) == ("kepler\n", "")
 
 
-def test_the_list_of_modules_is_switched_with_them(site, published):
-    """`module avail` reads Lmod's list, which is of the current set at every moment."""
-    prefix = site.paths.prefix
-    setup = '. "$P/etc/profile.sh"; module --terse avail; module -D avail'
-    seen = lmod(Path("/nonexistent"), setup, P=str(prefix)).stderr
-    assert "tensorflow/2.21.0-cpu" in seen
-    assert f"cacheFile found: {prefix}/current/modules/.lmod/spiderT.lua" in seen
-    assert "valid: true" in seen
+def test_avail_shows_what_is_published_now(site, published):
+    setup = '. "$P/etc/profile.sh"; module --terse avail'
+    listed = [lmod(Path("/nonexistent"), setup, P=str(site.paths.prefix)).stderr]
+    assert "tensorflow/2.21.0-cpu" in listed[0]
     make_current(site, "tensorflow-2.22.0-cpu-00000002", version="2.22.0")
-    assert "tensorflow/2.22.0-cpu" in lmod(Path("/nonexistent"), setup, P=str(prefix)).stderr
+    listed.append(lmod(Path("/nonexistent"), setup, P=str(site.paths.prefix)).stderr)
+    assert "tensorflow/2.22.0-cpu" in listed[1]
+    assert "tensorflow/2.22.0-cpu" not in listed[0]
 
 
 def test_the_profile_can_be_sourced_again(site, published):
-    script = '. "$P/etc/profile.sh"; . "$P/etc/profile.sh"; echo "$MODULEPATH"; echo "$LMOD_RC"'
-    lines = lmod(Path("/opt/m"), script, P=str(site.paths.prefix)).stdout.splitlines()
-    assert lines[0] == f"/opt/m:{site.paths.prefix}/current/modules"
-    assert lines[1] == f"{site.paths.prefix}/etc/lmodrc.lua"
+    script = '. "$P/etc/profile.sh"; . "$P/etc/profile.sh"; echo "$MODULEPATH"'
+    printed = lmod(Path("/opt/m"), script, P=str(site.paths.prefix)).stdout
+    assert printed == f"/opt/m:{site.paths.prefix}/current/modules\n"
 
 
 @pytest.mark.parametrize(

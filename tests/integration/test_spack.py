@@ -185,7 +185,7 @@ def test_every_gpu_stack_is_one_view_and_one_module(
         "echo $LD_LIBRARY_PATH; echo $XLA_FLAGS; command -v hpcdl; module unload tensorflow; "
         'echo "[$LD_LIBRARY_PATH$XLA_FLAGS]"'
     )
-    env = {"LMOD_RC": "", "MODULEPATH": ""}
+    env = {"MODULEPATH": ""}
     listed, libraries, flags, hpcdl, after = run(["bash", "-c", script], env=env).stdout.split()
     assert listed == release.module
     stack = release.prefix

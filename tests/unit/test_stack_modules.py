@@ -88,7 +88,7 @@ def test_a_profile_shows_the_modules_once_in_every_shell(tmp_path, shell, kind, 
         pytest.skip(f"there is no {shell}")
     ours = str(tmp_path / "it's a prefix" / "modules")
     file = tmp_path / "profile"
-    file.write_text(profile(kind, {"MODULEPATH": ours}))
+    file.write_text(profile(kind, Path(ours)))
     script = f'{start}{file}; {start}{file}; echo "$MODULEPATH"'
     env = {"PATH": "/usr/bin:/bin", **({"MODULEPATH": before} if before else {})}
     words = ["-f", "-c", script] if shell in {"tcsh", "csh", "zsh"} else ["-c", script]
