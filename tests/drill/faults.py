@@ -150,10 +150,10 @@ def struck_training(bench):
     train = [str(python), "-m", "hpcdl.train", *options.split()]
     bench.must((done := bench.run(make)).ok, str(done))
     sound = _inspected(bench, python, data)
-    for number in bench.times():
-        words, made = (make, data) if number % 2 == 0 else (train, job)
+    for name, turn in bench.turns(make[2], train[2]):
+        words, made = (make, data) if name == make[2] else (train, job)
         clear = partial(shutil.rmtree, made, ignore_errors=True)
-        what = bench.strike(words[2], number // 2, words, made, clear, 300)
+        what = bench.strike(name, turn, words, made, clear, 300)
         again = bench.run(words, seconds=300)
         bench.must(again.ok, f"{what}, then again: {again}")
         bench.must(_inspected(bench, python, data) == sound, f"other data, {what}")

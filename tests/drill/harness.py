@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcdl.cluster.network import bridges
 from hpcdl.cluster.teardown import down
 from hpcdl.system.errors import ExitCode
-from tests.drill.shim import Fault
+from tests.drill.shim import AtCall, Fault, calls
 from tests.integration.conftest import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,6 +73,8 @@ class Bench:
     tally: Tally = field(default_factory=Tally)
     extra: dict[str, str] = field(default_factory=dict)
     orders: dict[str, list[int]] = field(default_factory=dict)
+    every: bool = False
+    """Each moment of each command, however many these are."""
 
     def __post_init__(self):
         self.chance = random.Random(f"{self.seed}-{self.numbers.start}")
@@ -84,6 +86,21 @@ class Bench:
                 return
             yield number
             self.tally.count += 1
+
+    def turns(self, *names):
+        """A command's name and its turn: one command after the other has the next of its moments.
+
+        With `every`, each moment of each of them once.
+        """
+        if not self.every:
+            yield from ((names[one % len(names)], one // len(names)) for one in self.times())
+            return
+        for name in names:
+            turn = 0
+            while turn < len(self.orders.get(name, [0])) and time.monotonic() < self.deadline:
+                yield name, turn
+                turn, self.tally.count = turn + 1, self.tally.count + 1
+            self.tally.note += f"{name} {turn} of {len(self.orders.get(name, []))}; "
 
     @property
     def goal(self):
@@ -118,7 +135,7 @@ class Bench:
     def start(self, argv, *, fault=None, env=None, **more):
         merged = {**self.env, **(env or {}), **(fault.env(self.home) if fault else {})}
         return subprocess.Popen(
-            [str(one) for one in argv],
+            [str(one) for one in (*(fault.words if fault else ()), *argv)],
             env=merged,
             cwd=self.home,
             text=True,
@@ -137,7 +154,7 @@ class Bench:
         prepare()
         at = self.moment(what, turn, argv, below)
         prepare()
-        done = self.run(argv, fault=Fault(below or self.home, at, **self.how), seconds=seconds)
+        done = self.run(argv, fault=self.fault(at, below), seconds=seconds)
         self.ended(done)
         return f"{what}, struck at {at}"
 
@@ -192,12 +209,22 @@ class Bench:
         The command is run once, to count its changes.
         """
         if what not in self.orders:
-            counting = Fault(below or self.home)
-            done = self.run(argv, fault=counting, seconds=300)
-            self.must(done.ok, f"it fails by itself: {done}")
-            numbers = range(1, max(1, counting.count(self.home)) + 1)
+            numbers = self._moments(argv, below or self.home)
             self.orders[what] = random.Random(f"{self.seed}-{what}").sample(numbers, len(numbers))
         return self.orders[what][turn % len(self.orders[what])]
+
+    def _moments(self, argv, below):
+        """The numbers of a command's changes; of its system calls, where the drill counts these."""
+        if "around" in self.how:
+            return calls(self, argv, self.how["around"])
+        counting = Fault(below)
+        done = self.run(argv, fault=counting, seconds=300)
+        self.must(done.ok, f"it fails by itself: {done}")
+        return range(1, max(1, counting.count(self.home)) + 1)
+
+    def fault(self, at, below=None):
+        """The drill's fault at a moment."""
+        return AtCall(at) if "around" in self.how else Fault(below or self.home, at, **self.how)
 
 
 @dataclass(frozen=True)
@@ -256,7 +283,8 @@ def carry_out(drill, numbers, home, seed, most):
     before = mounts()
     seconds = drill.seconds * max(0.05, min(1.0, len(numbers) / drill.goal)) + 60
     end = time.monotonic() + min(seconds, most)
-    bench = Bench(home, numbers, end, f"{drill.name}-{seed}", drill.how)
+    every = os.environ.get("DRILLS") == "every"
+    bench = Bench(home, numbers, end, f"{drill.name}-{seed}", drill.how, every=every)
     try:
         drill.act(bench)
     except Exception as fault:  # the other drills are to run, and this one is in the table

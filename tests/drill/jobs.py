@@ -3,14 +3,18 @@
 import errno
 import json
 import random
+import shutil
 import sys
 import time
+from functools import partial
+from pathlib import Path
 
+from hpcdl.site import load_site
 from tests.drill.clusters import running
 from tests.drill.harness import HPCDL, ROOT, Drill
-from tests.drill.shim import Fault
 from tests.drill.stacks import RESULT, count
 from tests.make.nights import simulated
+from tests.make.releases import make_current
 
 STANDINS = ROOT / "tests" / "standins" / "checks_that_look_well.py"
 CHECK = """
@@ -65,17 +69,20 @@ def submit_words(bench, number):
     return [*HPCDL, *words, "--", "python", "train.py"]
 
 
-def struck_submits(bench):
+KINDS = ("submit", "chain", "sweep")
+
+
+def struck_submits(bench, kinds=KINDS):
     """A submit, a chain or a sweep; the same again: each job once, and each is known."""
     running(bench)
     (bench.home / "train.py").write_text("")
-    for number in bench.times():
+    for kind, turn in bench.turns(*kinds):
+        number = 3 * turn + KINDS.index(kind)
         wanted = (1, 3, 4)[number % 3]
         words = submit_words(bench, number)
-        kind = ("submit", "chain", "sweep")[number % 3]
-        at = bench.moment(kind, number // 3, submit_words(bench, number + 30_000))
+        at = bench.moment(kind, turn, submit_words(bench, number + 30_000))
         cleared(bench)
-        bench.ended(bench.run(words, fault=Fault(bench.home, at, **bench.how)))
+        bench.ended(bench.run(words, fault=bench.fault(at)))
         again = bench.run(words)
         bench.clear(again)
         jobs = [job for job in queue(bench) if job[1].startswith(f"j{number}")]
@@ -83,6 +90,46 @@ def struck_submits(bench):
         bench.kept(len(jobs) >= wanted or not again.ok, f"{len(jobs)} of {wanted} at {at}: {again}")
         _known(bench, [job[0] for job in jobs], at)
         cleared(bench)
+
+
+STUDY = """
+from hpcdl.api import study
+SCALE = study.Scale(
+    shows="jobs", minutes=5, cpus_per_rank=1, judge=lambda results: None,
+    jobs=[study.Jobs("training", "model=mlp,resnet50 gpus=1,2,4", "--steps=30")],
+)
+STUDY = study.Study(
+    title="Six cells", question="Is each queued once?", origin="a drill", found="that it is",
+    series=["model"], small=SCALE, full=SCALE, report=lambda results: [study.rate(results)],
+)
+"""
+CELLS = 6
+
+
+def struck_studies(bench):
+    """A study queues its cells; the same again: each has a job of its own, once."""
+    running(bench)
+    site = load_site(Path(bench.extra["HPCDL_SITE"]))
+    make_current(site, "a")
+    bench.run(["scontrol", "update", "NodeName=ALL", "State=DRAIN", "Reason=drill"])
+    (bench.home / "six.py").write_text(STUDY)
+    folder = site.paths.work / "studies"
+    words = [*HPCDL, "study", "run", str(bench.home / "six.py"), "--no-wait"]
+
+    def anew():
+        cleared(bench)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    for name, turn in bench.turns("study run"):
+        what = bench.strike(name, turn, words, prepare=anew)
+        again = bench.run(words)
+        bench.must(again.ok, f"{what}, then again: {again}")
+        points = json.loads((folder / "six-small/sweep.json").read_text())["points"]
+        cells = [(one["job_id"], one["task"]) for one in points]
+        bench.must(len(set(cells)) == CELLS, f"two cells have one job, {what}: {cells}")
+        queued = [job[0] for job in queue(bench)]
+        bench.must(len(queued) <= CELLS, f"{len(queued)} jobs for {CELLS} cells, {what}")
+        bench.kept(len(queued) >= CELLS, f"{len(queued)} jobs of {CELLS} cells, {what}")
 
 
 def _known(bench, jobs, at):
@@ -112,11 +159,10 @@ def struck_checks(bench):
     """A check run or a measurement: no job outlives the next one, references are whole."""
     running(bench)
     site = bench.extra["HPCDL_SITE"]
-    for number in bench.times():
-        action = ("run", "measure")[number % 2]
+    for action, turn in bench.turns("run", "measure"):
         words = [sys.executable, "-c", CHECK, site, str(STANDINS), action]
         kept = _references(bench)
-        what = bench.strike(action, number // 2, words)
+        what = bench.strike(action, turn, words)
         bench.kept(_references(bench) >= kept, f"a reference, {what}")
         done = bench.run(words, seconds=300)
         bench.must(done.ok, f"{what}, then again: {done}")
@@ -156,10 +202,26 @@ def history(bench):
 EACH, ERROR = "each job once, and each is known", "I/O error at a change"
 SUBMIT, CHECK_RUN = "job submit, submit --chain, sweep", "check run, check references measure"
 CLEAN, SHOW = "no job is left, references are whole", "check history import, show"
+CALL, MANIFEST = "SIGKILL at a system call of the submission", {"around": "sweep.json"}
 EIO = {"error": errno.EIO, "once": True}
+JUST_SUBMITS = partial(struck_submits, kinds=KINDS[:2])
+JUST_SWEEPS = partial(struck_submits, kinds=KINDS[2:])
 DRILLS = (
     Drill("submit-kill", SUBMIT, "SIGKILL", 100, EACH, 3600, struck_submits),
     Drill("submit-error", SUBMIT, ERROR, 100, EACH, 3600, struck_submits, EIO),
+    Drill(
+        "submit-call",
+        "job submit, submit --chain",
+        CALL,
+        300,
+        EACH,
+        7200,
+        JUST_SUBMITS,
+        {"around": "job.json"},
+    ),
+    Drill("sweep-call", "job sweep", CALL, 300, EACH, 7200, JUST_SWEEPS, MANIFEST),
+    Drill("study-kill", "study run", "SIGKILL", 100, EACH, 3600, struck_studies),
+    Drill("study-call", "study run", CALL, 300, EACH, 7200, struck_studies, MANIFEST),
     Drill("sweep-twice", "job sweep", "two at once", 20, "each point once", 900, submits_twice),
     Drill("check-kill", CHECK_RUN, "SIGKILL", 50, CLEAN, 5400, struck_checks),
     Drill("check-error", CHECK_RUN, ERROR, 50, CLEAN, 5400, struck_checks, EIO),

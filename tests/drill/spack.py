@@ -52,12 +52,12 @@ def _adopt(bench, environment):
     site = small_site(bench.home / "prefix")
     act = [*ACT, "adopt", str(site.paths.prefix), environment]
     releases = site.paths.prefix / "releases"
-    for number in bench.times():
+    for name, turn in bench.turns("adopt"):
         empty = partial(shutil.rmtree, releases, ignore_errors=True)
-        at = bench.strike("adopt", number, act, site.paths.prefix, empty, 300)
+        at = bench.strike(name, turn, act, site.paths.prefix, empty, 300)
         bench.must((done := bench.run(act, seconds=300)).ok, f"adopt again after {at}: {done}")
-        for name in release_ids(site):
-            bench.must(check_integrity(read_release(site, name)).ok, f"half a release at {at}")
+        for made in release_ids(site):
+            bench.must(check_integrity(read_release(site, made)).ok, f"half a release at {at}")
         bench.kept(len(release_ids(site)) == 1, f"the release, killed at {at}")
 
 

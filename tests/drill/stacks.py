@@ -147,12 +147,11 @@ def struck(*names):
 
     def drill(bench):
         place, renew = filled(bench)
-        for number in bench.times():
-            name = names[number % len(names)]
+        for name, turn in bench.turns(*names):
             words = commands(bench, place)[name]
             renew()
             before = set(release_ids(small_site(place / "prefix")))
-            what = bench.strike(name, number // len(names), words, place, renew)
+            what = bench.strike(name, turn, words, place, renew)
             whole(bench, name, place, before, what)
             again = bench.run(words)
             bench.must(again.ok or (name == "rollback" and again.code == 2), f"{what}: {again}")
