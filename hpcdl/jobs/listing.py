@@ -67,10 +67,9 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     unsettled = settle(site)
     newest_runs = tuple(islice(_submissions(site), most))
     queued = tuple(arrays(site, most))
-    slurm_jobs = client.queue(
-        mine=True
-    )  # also for none: whose jobs are listed, Slurm's answer says
     chained = sorted({job for run, _ in newest_runs for job in run.chain})
+    own = [*chained, *(array.job_id for array in queued if array.job_id)]
+    slurm_jobs = client.queue(mine=True, jobs=own)  # also for none: it raises where Slurm is away
     records = client.with_accounting({record.id: record for record in slurm_jobs}, chained)
     rows = []
     for run, submitted in newest_runs:

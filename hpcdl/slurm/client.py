@@ -151,12 +151,16 @@ def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
     return parsed(lambda text: parse.own_lines(text, fields, mark), rows, "sacct")
 
 
-def queue(*, mine: bool = False) -> tuple[JobRecord, ...]:
+def queue(*, mine: bool = False, jobs: Sequence[int] | None = None) -> tuple[JobRecord, ...]:
     """Every job slurmctld holds, ended ones of the last minutes included; or this user's only.
 
-    Those of others may be 50,000, which take 118 MB.
+    All of them may be 50,000, which take 118 MB: `jobs` are those (and arrays) that are asked for.
     """
-    found, unclear = _jobs(*["--me"] * mine)
+    if jobs is not None and not jobs:
+        own_jobs()  # raises: whether Slurm answers is known, also where nothing is asked of it
+        return ()
+    named = [f"--jobs={','.join(map(str, jobs))}"] if jobs and len(jobs) <= _IDS_AT_ONCE else []
+    found, unclear = _jobs(*["--me"] * mine, *named)
     return tuple(record for record in found if record.id not in unclear)
 
 
