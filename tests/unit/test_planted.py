@@ -4,9 +4,12 @@ And a file that says what to run is read only if this user, root, or who can cha
 has written it, wherever it is named: by an option, a variable, a default, the Python API.
 """
 
+import argparse
 import os
 import re
+import shlex
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +17,8 @@ from types import SimpleNamespace
 import pytest
 
 from hpcdl import api
-from hpcdl.cli import main
+from hpcdl.cli import GROUPS, load_group, main
+from hpcdl.cli.framework import Command
 from hpcdl.regress import runner
 from hpcdl.regress.reframe_adapter.process import described
 from hpcdl.regress.runner import CheckRequest
@@ -46,14 +50,11 @@ def planted(shared, monkeypatch):
     """A directory of a stranger's files with the names that commands take; the victim is in it."""
     names = [*SITES, *studies(), "site", "job", "checks", "cpu", "p100", "resnet50", "tensorflow"]
     (shared / "text").write_text(EVIL)
-    for name in [*names, *(f"{one}.yaml" for one in names), "site.json", "job.yml"]:
-        if not (shared / name).exists():
-            stranger(f"cp text {name}", shared)
-    stranger(
-        "mkdir own && cp text own/site.yaml && cp text own/check.py && cp text own/spack.yaml",
-        shared,
-    )
-    stranger("ln -s /etc/hostname link.yaml", shared)
+    here = [*names, *(f"{one}.yaml" for one in names), "site.json", "job.yml"]
+    below = [f"own/{one}" for one in ("site.yaml", "check.py", "spack.yaml", "job.json")]
+    below += ["own/dataset.json", "own/verdicts.json"]
+    copies = "; ".join(f"cp -n text {one}" for one in (*here, *below))
+    stranger(f"mkdir own; {copies}; ln -s /etc/hostname link.yaml", shared)
     monkeypatch.chdir(shared)
     monkeypatch.setenv("HPCDL_HOME", str(shared / ".victim"))
     monkeypatch.delenv("HPCDL_SITE", raising=False)
@@ -222,3 +223,84 @@ def test_a_copy_in_the_user_s_own_name_is_read(tmp_path):
     subprocess.run(["cp", find_site_file("pi"), tmp_path / "mine.yaml"], check=True)
     tmp_path.chmod(0o1777)
     assert load_site(tmp_path / "mine.yaml").name == "pi"
+
+
+# Groups that run in jobs: test_train_*, test_stage and test_preflight try their arguments.
+IN_JOBS = {"train", "data", "stage", "preflight"}
+DATA = {
+    *("check report folder", "predict --calibrate", "job lint files", "site --output"),
+    *(f"job {one}" for one in ("--job", "cancel jobs", "log job", "report job", "watch job")),
+}
+"""What is read as data, whoever wrote it: bounded, never run. Whose a job is, is asked next."""
+
+
+def arguments():
+    """Each argument that takes a value, as commands declare it: an option once per group.
+
+    So a new option is among them by itself.
+    """
+    found = {}
+    for group in (one for one in GROUPS if one not in IN_JOBS):
+        entry = load_group(group)
+        for command in [entry] if isinstance(entry, Command) else entry.commands:
+            parser = argparse.ArgumentParser(add_help=False)
+            for configure in command.arguments:
+                configure(parser)
+            for action in parser._actions:
+                name = (action.option_strings or [f"{command.name} {action.dest}"])[-1]
+                if action.nargs != 0 and not action.choices:
+                    found.setdefault(f"{group} {name}", (group, command, action, parser))
+    return found
+
+
+def command_line(group, command, action, parser, value):
+    """The command's example with this value of an argument; nothing is changed by it."""
+    words = shlex.split(command.example.split("|")[0].split(">")[0])
+    words = words[words.index("hpcdl") + 1 :]
+    end = words.index("--") if "--" in words else len(words)
+    words, rest = words[:end], words[end:]
+    if name := next(iter(action.option_strings[-1:]), ""):
+        words = [*words, name, value]
+    else:
+        given = vars(parser.parse_known_args(words[1 + (group != command.name) :])[0])[action.dest]
+        given = given if isinstance(given, list) else [given]
+        words = [*(word for word in words if word not in given), value]
+    words += ["--site", "embedded"] * (command.site and "--site" not in words)
+    return [*words, *["--dry-run"] * command.changes, *rest]
+
+
+REFUSED = re.compile("is not read: it belongs|cannot be trusted|others may read")
+
+
+class Opened(list):
+    """The files that this process opens while it listens; a hook of Python cannot be removed."""
+
+    listens = False
+
+    def __call__(self, event, args):
+        if self.listens and event in {"open", "sqlite3.connect", "subprocess.Popen", "os.exec"}:
+            self.extend(
+                str(Path(one).absolute()) for one in args[:1] if isinstance(one, str | Path)
+            )
+
+
+@as_root
+def test_what_an_argument_names_is_refused_where_a_stranger_wrote_it(planted, tried):
+    """Or it is not opened, or it is read as data and stands in the table."""
+    opened, taken = Opened(), {}
+    sys.addaudithook(opened)
+    for name, argument in arguments().items():
+        for value in ("checks", "./own/site.yaml", "own"):
+            opened.clear()
+            opened.listens = True
+            try:
+                done = tried(*command_line(*argument, value))
+            except SystemExit:  # argparse does not take the value
+                continue
+            finally:
+                opened.listens = False
+            read = [one for one in opened if one.startswith(f"{planted}/") and Path(one).is_file()]
+            if read and not REFUSED.search(done.out + done.err):
+                taken[name] = f"{value} was read: {done.code} {done.err[-200:]}"
+    assert {name: how for name, how in taken.items() if name not in DATA} == {}
+    assert taken.keys() == DATA, "what is not read any more leaves the table"
