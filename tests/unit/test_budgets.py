@@ -105,7 +105,7 @@ def test_jobs_where_50000_are_queued(tmp_path, mine):
     program = tmp_path / "squeue"
     program.write_text(SQUEUE.format(python=sys.executable, mine=mine + 1))
     program.chmod(0o755)
-    site = make.site_file(tmp_path, work=tmp_path)
+    site = sites.site_file(tmp_path, work=tmp_path)
     links = tmp_path / "work/jobs/by-id"
     links.mkdir(parents=True)
     for number in range(1, mine + 1):
