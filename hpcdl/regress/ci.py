@@ -15,20 +15,22 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from hpcdl.regress.answer import gate_text
+from hpcdl.regress.answer import Finding, GateAnswer, gate_text
 from hpcdl.regress.gate import answer_now
+from hpcdl.regress.identity import Series
 from hpcdl.regress.notify import read_addressees, tell
 from hpcdl.regress.run_directory import last_page, reports_directory
 from hpcdl.site import Partition, Site
-from hpcdl.system.errors import BadInput
-from hpcdl.system.files import make_directory, write_atomic
+from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.files import explain_os_errors, make_directory, write_atomic
 from hpcdl.system.resources import folder, templates
 from hpcdl.system.run import module_argv
 from hpcdl.system.trust import require_own
@@ -235,31 +237,53 @@ def _values(site: Site, request: Request) -> dict[str, Any]:
 def run_night(site: Site, *, weekly: bool, runs: int = 1, notify: Path | None = None) -> bool:
     """Run the checks of a night and of every node, or those of a week, write pages, ask the gate.
 
-    Return whether all checks passed and the gate is open. Each run and page is a command of its
-    own, which keeps no other from being run. `notify`: a file of those who hear of what changed.
+    Return whether every step was done, all checks passed and the gate is open. A step that fails,
+    such as on a full disk, keeps no other from being tried. `notify`: a file of those who hear of
+    what changed, of a night without an answer, too.
     """
     people = read_addressees(notify) if notify else None
     command, where = [*module_argv(sys.executable, "hpcdl"), "check"], ["--site", str(site.source)]
-    reports, well = reports_directory(site), True
-    make_directory(reports)
-    require_own(reports)  # in a group's work directory a planted one leads to any file
+    reports, failures = reports_directory(site), list[str]()
+
+    @contextmanager
+    def step(what: str) -> Iterator[None]:
+        try:
+            with explain_os_errors(reports):
+                yield
+        except HpcdlError as fault:
+            failures.append(what)
+            print(f"{what}: {fault.render()}", file=sys.stderr)
+
+    def ran(what: str, argv: Sequence[str]) -> bytes:
+        done = subprocess.run([*command, *argv, *where], stdout=subprocess.PIPE, check=False)
+        failures.extend([what] * bool(done.returncode))
+        return done.stdout
+
+    with step("no pages"):
+        make_directory(reports)
+    if os.path.lexists(reports):
+        require_own(reports)  # in a group's work directory a planted one leads to any file
     for name in ("weekly",) if weekly else ("nightly", "nodes"):
-        verdicts = reports / f"{name}.json"
-        for suffix in ("json", "xml", "html"):  # last night's is not tonight's
-            (reports / f"{name}.{suffix}").unlink(missing_ok=True)
-        argv = [*command, "run", *_RUNS[name], "--runs", str(runs), "--json", *where]
-        done = subprocess.run(argv, stdout=subprocess.PIPE, check=False)
-        write_atomic(verdicts, done.stdout)
-        well &= done.returncode == 0
-        for kind, suffix in (("junit", "xml"), ("html", "html")):
-            output = ["--format", kind, "--output", str(reports / f"{name}.{suffix}")]
-            subprocess.run([*command, "report", str(verdicts), *output, *where], check=False)
-    answer = answer_now(site)
-    print(gate_text(answer))
+        written = {suffix: reports / f"{name}.{suffix}" for suffix in ("json", "xml", "html")}
+        with step(f"pages of the last {name} run"):  # last night's is not tonight's
+            for path in written.values():
+                path.unlink(missing_ok=True)
+        verdicts = ran(name, ["run", *_RUNS[name], "--runs", str(runs), "--json"])
+        with step(f"no page of the {name} run"):
+            make_directory(reports)
+            require_own(reports)
+            write_atomic(written["json"], verdicts)
+            for kind, suffix in (("junit", "xml"), ("html", "html")):
+                output = ["--format", kind, "--output", str(written[suffix])]
+                ran(f"{kind} of {name}", ["report", str(written["json"]), *output])
+    answer = GateAnswer(0, (Finding(Series("", "", "", ""), "ERROR", "no answer of the gate"),), 1)
+    with step("no answer of the gate"):
+        answer = answer_now(site)
+        print(gate_text(answer))
     if people is not None:
         for line in tell(site.name, answer, people, last_page(site)):
             print(f"not notified: {line}", file=sys.stderr)
-    return well and answer.open
+    return not failures and answer.open
 
 
 def _time(request: Request) -> tuple[int, int]:

@@ -142,6 +142,8 @@ def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:
     why = _JOB_PREFIX.sub("", str(case.get("neutral") or "")) or "no reason given"
     notes = [why] if neutral else []
     notes += _suspects(faults, evidence, machine)
+    if "metrics" not in evidence and not (faults or neutral):
+        notes += [f"no reference yet for {one.name}" for one in metrics if not one.judged]
     return Verdict(
         check=str(evidence.get("check") or case.get("name")),
         # One that never got so far as to say so itself is known by its parameters.
@@ -246,10 +248,10 @@ def _faults(
         or tuple(
             JobFault(FaultKind.NO_REFERENCE, f"no reference for {one.name}", one.name)
             for one in metrics
-            if not one.judged
+            if not one.judged and "metrics" in evidence  # of a plain check nobody asked for one
         )
         or tuple(_too_fast(metrics, evidence, machine))
-        or tuple(metric.fault for metric in metrics if not metric.holds)
+        or tuple(metric.fault for metric in metrics if metric.judged and not metric.holds)
         or ((JobFault(FaultKind.BOUND, _reason(case)),) if phase == "performance" else ())
         or tuple(_of_references(evidence, machine))
     )

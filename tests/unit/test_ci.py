@@ -23,7 +23,7 @@ from hpcdl.regress.answer import Finding, GateAnswer
 from hpcdl.regress.ci import KINDS, Request, explained, render, run_night, site_file, unit_user
 from hpcdl.regress.identity import Series
 from hpcdl.regress.run_directory import last_page
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 
 HOSTILE = "/a b'\"$(touch ran)`touch ran`;touch ran;${{ github.token }}%h %% \\n#{{x}}\N{SNOWMAN}"
 
@@ -125,6 +125,33 @@ def test_a_night_that_fails_is_reported_too(fails, three_generations, recorder, 
     assert last_page(site) is None
     (place / "checks" / "reports" / "nightly.html").touch()
     assert last_page(site).name == "nightly.html"
+
+
+def test_each_step_of_a_night_is_tried_and_one_that_fails_is_told(
+    three_generations, recorder, monkeypatch, capfd
+):
+    """At a full disk the first page ended the night: no further checks, no gate, nobody told."""
+    monkeypatch.setattr(ci, "module_argv", lambda *_: [str(recorder)])
+    place = recorder.parent / "work"
+    hears = recorder.parent / "hears.yaml"
+    targets = [{"kind": "command", "run": ["sh", "-c", f"cat > {recorder.parent}/heard"]}]
+    hears.write_text(yaml.safe_dump({"schema": 1, "when": "always", "targets": targets}))
+    hears.chmod(0o600)
+    place.write_text("in the way, as a full disk is")
+    site = replace(three_generations, paths=replace(three_generations.paths, work=place))
+    assert run_night(site, weekly=False, notify=hears) is False
+    assert [words[1] for words in calls(recorder)] == ["run", "run"]
+    assert "no page of the nodes run" in capfd.readouterr().err
+    assert "Gate closed: there is no history" in (recorder.parent / "heard").read_text()
+
+    def fails(_):
+        raise MissingPrerequisite("the history is away")
+
+    place.unlink()
+    monkeypatch.setattr(ci, "answer_now", fails)
+    assert run_night(site, weekly=False, notify=hears) is False
+    assert "no answer of the gate" in (recorder.parent / "heard").read_text()
+    assert len(calls(recorder)) == 2 + 6
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -187,6 +187,9 @@ def test_checks_are_listed_with_tags_and_partitions(tmp_path, hpcdl):
     assert re.search(r"allreduce %shape=horovod-2x2 +nightly, smoke +.*p100", own)
     none = hpcdl("check", "list", "--site", "pi", "--checks", "/nowhere.py", code=2).err
     assert "there are no checks at /nowhere.py" in none
+    (tmp_path / "team.py").write_text("import nothing_of_the_kind" + TEAM + ONE.format("mpi"))
+    left_out = hpcdl("check", "list", "--site", "pi", "--checks", str(tmp_path), code=2).err
+    assert "No module named 'nothing_of_the_kind'" in left_out
 
 
 def process(proc, number, **variables):

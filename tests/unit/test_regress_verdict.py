@@ -94,6 +94,22 @@ def test_every_ending_has_its_word(given, status):
 
 
 @pytest.mark.parametrize(
+    ("number", "status", "reason"),
+    [
+        ([95.0, 100.0, -0.1, None, "MB/s"], Status.PASS, ""),
+        ([85.0, 100.0, -0.1, None, "MB/s"], Status.FAIL, "beyond the bound 90"),
+        # It closed the gate of a site with checks of its own, of which nobody had measured any.
+        ([95.0, 0, None, None, "MB/s"], Status.PASS, "no reference yet for rate"),
+        ([None, 0, None, None, "MB/s"], Status.ERROR, "missing metric: rate"),
+    ],
+)
+def test_a_plain_check_needs_a_number_and_no_reference(number, status, reason):
+    plain = judge({"name": "bw", "result": "pass", "perfvalues": {"here:gpu:rate": number}})
+    assert plain.status is status
+    assert reason in plain.reason
+
+
+@pytest.mark.parametrize(
     "words",
     [
         "insufficient data quality: accuracy 0.1",
