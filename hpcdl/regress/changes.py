@@ -22,7 +22,7 @@ DOUBT: the shares of a level's nights, and of the means of two in a row, that ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import accumulate, pairwise
@@ -105,21 +105,18 @@ class _Window:
         self.new.append(new)
         self.sums.append(self.sums[-1] + new)
 
-    def each_t(self, firsts: Iterable[int]) -> Iterator[tuple[float, int]]:
-        """Student's t of steps that began with these nights of the level, and the night."""
-        new, sums, variance = self.new, self.sums, self.noise.variance
-        later, count, every = 1 - self.noise.memory, len(new), sums[-1]
+    def t(self, first: int) -> float:
+        """Student's t of a step that began with this night of the level."""
+        later, sums = 1 - self.noise.memory, self.sums
         square = later * later
-        for first in firsts:  # most of the gate's time is spent here
-            weight = 1 + (count - first - 1) * square
-            total = new[first] + later * (every - sums[first + 1])
-            size = total / weight - sums[first] / first / later
-            yield size / math.sqrt(variance * (1 / weight + 1 / (first * square))), first
+        weight = 1 + (len(self.new) - first - 1) * square
+        total = self.new[first] + later * (sums[-1] - sums[first + 1])
+        size = total / weight - sums[first] / first / later
+        return size / math.sqrt(self.noise.variance * (1 / weight + 1 / (first * square)))
 
     def strength(self, first: int) -> float:
-        """The same of one, as a normal deviate."""
-        ((t, _),) = self.each_t([first])
-        return self.noise.normal(t, len(self.new) - first)
+        """The same, as a normal deviate."""
+        return self.noise.normal(self.t(first), len(self.new) - first)
 
 
 @dataclass
@@ -418,10 +415,10 @@ def _look_for_change(state: _State, night: int) -> None:
     if window is None:
         return
     count, least = len(window.new), max(state.need, state.search - state.start)
-    candidates = [*window.each_t(count - size for size in WINDOWS if count - size >= least)]
-    t, first = max(candidates, key=lambda candidate: abs(candidate[0]), default=(0.0, 0))
+    each = {window.t(count - size): size for size in WINDOWS if count - size >= least}
+    t = max(each, key=abs, default=0.0)
     if abs(t) > 0.76 * TELL:
-        _confirm(state, night, count - first, least, -1 if t < 0 else 1)
+        _confirm(state, night, each[t], least, -1 if t < 0 else 1)
 
 
 def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> None:
@@ -431,9 +428,10 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
         return
     window = _Window.of(noise, state.nights.values[state.start : night + 1])
     count = len(window.new)
-    firsts = range(max(least, count - 2 * size), count - 1)
-    t, first = max(window.each_t(firsts), key=lambda one: sign * one[0])
-    evidence = noise.normal(t, count - first)
+    first = max(
+        range(max(least, count - 2 * size), count - 1), key=lambda one: sign * window.t(one)
+    )
+    evidence = window.strength(first)
     if evidence < (TELL if sign < 0 else SURE):
         return
     began = state.start + first
@@ -463,7 +461,9 @@ def _broke(state: _State, night: int) -> bool:
     """Return whether all runs of a night are far below the nights before."""
     past = state.nights.values[max(0, night - LEVEL_NIGHTS) : night]
     runs = state.nights.runs[night] if state.nights.runs else [state.nights.values[night]]
-    return len(past) >= FEW_NIGHTS - 1 and max(runs) < median(past) * (1 - BREAKAGE)
+    if len(past) < FEW_NIGHTS - 1 or max(runs) >= max(past) * (1 - BREAKAGE):
+        return False  # as most are: no median is needed
+    return max(runs) < median(past) * (1 - BREAKAGE)
 
 
 def _look_for_end(state: _State, night: int) -> None:

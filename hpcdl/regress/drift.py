@@ -218,23 +218,26 @@ def _turned(change: Change) -> Change:
     return replace(change, before=before, after=after, lower=True)
 
 
-def may_be_worse(means: Sequence[tuple[float, str]], *, lower: bool = False) -> bool:
+def may_be_worse(values: Sequence[float], nodes: Sequence[str], *, lower: bool = False) -> bool:
     """Return whether a series may have a lasting change for the worse: a quick test.
 
-    `means` are of each night, oldest first, the mean of its runs and their node, where it was one.
+    `values` are of each night, oldest first, the mean of its runs; `nodes` where it was one.
     """
-    nights = [(1 / value, on) for value, on in means if value > 0] if lower else means
-    values, nodes = [value for value, _ in nights], [on for _, on in nights]
+    if lower:
+        values, nodes = (
+            [1 / value for value in values if value > 0],
+            [on for value, on in zip(values, nodes, strict=True) if value > 0],
+        )
     return may_hold(values) or (len({*nodes}) > 1 and may_hold(_alike(values, nodes)))
 
 
-def means_alike(runs: Sequence[Night]) -> list[tuple[float, str]]:
+def means_alike(runs: Sequence[Night]) -> tuple[Sequence[float], Sequence[str]]:
     """Each night's mean, as `may_be_worse` takes it, of runs as if their nodes were alike."""
     by_date: dict[date, list[float]] = {}
     values = _alike([run.value for run in runs], [run.node for run in runs])
     for run, value in zip(runs, values, strict=True):
         by_date.setdefault(run.date, []).append(value)
-    return [(sum(night) / len(night), "") for night in by_date.values()]
+    return [sum(night) / len(night) for night in by_date.values()], [""] * len(by_date)
 
 
 def _alike(values: Sequence[float], nodes: Sequence[str]) -> list[float]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from statistics import NormalDist, median
@@ -47,20 +47,8 @@ class Noise:
 
     def evidence(self, values: Sequence[float]) -> list[float]:
         """Standardised values, each cut where its rarity ends, unless its neighbour is as far."""
-        level, spread, ranks = self.level, self.spread, self.ranks
-        count, most = len(ranks), caps(len(ranks))
-        each = [(value - level) / spread for value in values]
-        clipped = [*each]
-        for index, z in enumerate(each):
-            if -0.9 < z < 0.9:  # no more than two in three nights lie as far: nothing to cut
-                continue
-            cap = most[bisect_right(ranks, z) if z < 0 else count - bisect_left(ranks, z)]
-            if abs(z) > cap:
-                before = each[index - 1] if index else 0.0
-                after = each[index + 1] if index + 1 < len(each) else 0.0
-                cap = max(cap, before, after) if z > 0 else max(cap, -before, -after)
-                clipped[index] = math.copysign(min(abs(z), cap), z)
-        return clipped
+        level, spread = self.level, self.spread
+        return _cut([(value - level) / spread for value in values], self.ranks)
 
     def innovations(
         self, values: Sequence[float], before: float = 0.0
@@ -69,8 +57,8 @@ class Noise:
 
         `before` is that of the night before them.
         """
-        each, memory = self.evidence(values), self.memory
-        return [z - memory * past for past, z in pairwise([before, *each])], each[-1]
+        each = self.evidence(values)
+        return _innovations(each, self.memory, before), each[-1]
 
     def normal(self, t: float, nights: int) -> float:
         """Student's t of a mean of `nights` as the normal deviate that is as rare."""
@@ -81,6 +69,27 @@ class Noise:
         later = 1 - 1 / (1 + (nights - 1) * (1 - self.memory) ** 2)
         unsure = 2 * later * later * (2 / (1 - self.memory) - 1)
         return max(3.0, len(self.ranks) / (1 + unsure))
+
+
+def _cut(each: Sequence[float], ranks: Sequence[float]) -> list[float]:
+    """Standardised values as `Noise.evidence` gives them, by the sorted ones of other nights."""
+    count, most, cut = len(ranks), caps(len(ranks)), [*each]
+    for index, z in enumerate(each):
+        if -0.9 < z < 0.9:  # no more than two in three nights lie as far: nothing to cut
+            continue
+        cap = most[bisect_right(ranks, z) if z < 0 else count - bisect_left(ranks, z)]
+        if abs(z) > cap:
+            before = each[index - 1] if index else 0.0
+            after = each[index + 1] if index + 1 < len(each) else 0.0
+            cap = max(cap, before, after) if z > 0 else max(cap, -before, -after)
+            cut[index] = math.copysign(min(abs(z), cap), z)
+    return cut
+
+
+def _innovations(each: Sequence[float], memory: float, before: float = 0.0) -> list[float]:
+    if not memory:
+        return [*each]
+    return [z - memory * past for past, z in pairwise([before, *each])]
 
 
 def as_normal(t: float, degrees: float) -> float:
@@ -106,16 +115,22 @@ def noise_of(past: Sequence[float], earlier: Sequence[float], step: float) -> No
         return None
     deviations = [*earlier, *[value - middle for value in past]]
     spread = max(spread_of(deviations), NARROWEST * middle, step / 2)
-    reach = 1.5 * spread  # the mean of what lies nearer than that (Huber 1964)
-    level = middle + sum(max(-reach, min(reach, value - middle)) for value in past) / len(past)
+    level = middle + _nearer_mean(deviations[len(earlier) :], 1.5 * spread)  # Huber 1964
     z = [deviation / spread for deviation in deviations]
-    plain = Noise(level, spread, sorted(z), 0.0, 1.0)
-    every = [level + deviation for deviation in deviations]
-    memory = _memory(plain.evidence(every))
-    noise = replace(plain, memory=memory)
-    new, _ = noise.innovations(every)
+    ranks = sorted(z)
+    evidence = _cut(z, ranks)
+    memory = _memory(evidence)
+    new = _innovations(evidence, memory)
     variance = sum(e * e for e in new) / max(1, len(new) - 2)
-    return replace(noise, variance=max(variance, 0.3))
+    return Noise(level, spread, ranks, memory, max(variance, 0.3))
+
+
+def _nearer_mean(deviations: Sequence[float], reach: float) -> float:
+    """The mean, where what lies farther than `reach` counts for as much."""
+    ordered = sorted(deviations)
+    low, high = bisect_left(ordered, -reach), bisect_right(ordered, reach)
+    far = len(ordered) - high - low
+    return (sum(ordered[low:high]) + reach * far) / len(ordered)
 
 
 def _memory(evidence: Sequence[float]) -> float:

@@ -48,7 +48,7 @@ from hpcdl.regress.drift import (
 )
 from hpcdl.regress.history import (
     History,
-    Mean,
+    Means,
     Result,
     night_of,
     read_history,
@@ -255,12 +255,16 @@ def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding
 
 def _look_at(question: _Question, series: Series) -> _Looked:
     run = question.history.newest(series, question.newest[series])
+    start = _days_before(run[-1].time, LOOK_BACK_DAYS)
+    means = question.history.means(series, start) if series.metric else Means()
     of_last = list[Finding]()
     if not question.is_over(series):
-        of_last = [one for result in _by_reason(run) for one in _of_last(question, series, result)]
+        of_last = [
+            one for result in _by_reason(run) for one in _of_last(question, series, result, means)
+        ]
     if not series.metric or not _better(series, run[-1]):
         return _Looked(series, of_last)
-    looked = _of_history(question, series, run)
+    looked = _of_history(question, series, run, means)
     return replace(looked, findings=[*of_last, *looked.findings])
 
 
@@ -283,7 +287,7 @@ def _by_reason(run: Sequence[Result]) -> list[Result]:
     ]
 
 
-def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]:
+def _of_last(question: _Question, series: Series, last: Result, means: Means) -> list[Finding]:
     if last.status in NEUTRAL:
         return []
     if last.status != Status.PASS.value and not last.waived:
@@ -293,8 +297,7 @@ def _of_last(question: _Question, series: Series, last: Result) -> list[Finding]
     if silent <= STALE_DAYS or question.is_skipped(series):
         return []
     # A series may be silent for twice as long as between its nights, and a day.
-    means = question.history.means(series, _days_before(last.time, LOOK_BACK_DAYS))
-    days = [date.fromisoformat(night.day) for night in means][-_CADENCE_NIGHTS:]
+    days = [date.fromisoformat(day) for day in means.days[-_CADENCE_NIGHTS:]]
     gaps = [(after - before).days for before, after in pairwise(days)]
     old = silent > (2 * median(gaps) + 1 if gaps else UNKNOWN_DAYS)
     text = f"the last result is of {last.time[:10]}"
@@ -306,11 +309,11 @@ def _days_before(time: str, days: int) -> str:
 
 
 def _tonight(
-    question: _Question, last: Result, series: Series, nights: Sequence[Mean], *, lower: bool
+    question: _Question, last: Result, series: Series, means: Means, *, lower: bool
 ) -> Callable[[float], Tonight | None]:
     """What a series that was measured on the last night will say of it."""
     night = max(question.newest.values())[:10]
-    if last.time[:10] != night or last.status == Status.ERROR.value or len(nights) < 2:
+    if last.time[:10] != night or last.status == Status.ERROR.value or len(means.days) < 2:
         return lambda _: None
     before, now = question.history.before(series, night), (last.release, last.driver)
     changed = (
@@ -318,8 +321,7 @@ def _tonight(
         for what, old, new in zip(("release", "driver"), before, now, strict=True)
         if old and new and old != new
     )
-    values, with_it = [mean.value for mean in nights], next(changed, "")
-    return partial(tonight, series, values, nights[-1].runs, with_it, lower=lower)
+    return partial(tonight, series, means.values, means.runs[-1], next(changed, ""), lower=lower)
 
 
 def _vanished(history: History, series: Series, run: list[Result]) -> list[Finding]:
@@ -338,46 +340,43 @@ def _vanished(history: History, series: Series, run: list[Result]) -> list[Findi
     ]
 
 
-def first_night(series: Series, last: str, rulings: Rulings, today: date) -> str:
-    """The first night that a series' changes are looked for in.
-
-    `last` is the time of its newest result, `today` the day for what is accepted until a day.
-    """
-    return max(_days_before(last, LOOK_BACK_DAYS), rulings.since(series, today))
-
-
-def _of_history(question: _Question, series: Series, run: list[Result]) -> _Looked:
+def _of_history(question: _Question, series: Series, run: list[Result], means: Means) -> _Looked:
     history, last, today = question.history, run[-1], question.now.date()
     lower = _better(series, last) == LOWER
     recent, start = (_days_before(last.time, days) for days in (NODES_DAYS, LOOK_BACK_DAYS))
-    since = first_night(series, last.time, question.rulings, today)
     accepted = question.rulings.since(series, today)
-    means = history.means(series, min(recent, start if accepted else since))
     findings = _vanished(history, series, run)
     if any(single_node(result.nodes) for result in run):
-        several = [mean.day for mean in means if mean.day >= recent and mean.first != mean.last]
+        latest = means.since(recent)
+        each = zip(latest.days, latest.first, latest.last, strict=True)
+        several = [day for day, first_on, last_on in each if first_on != last_on]
         nights = history.nights(series, several[-COMPARED:][0]) if several else []
         slow = slow_nodes(as_rates(nights) if lower else nights, question.least)
         text = "{} is slower than the others"
         findings += [Finding(series, SLOW_NODE, text.format(node), node=node) for node in slow]
-    of_level = [mean for mean in means if mean.day >= since]
-    values = [(one.value, one.first if one.first == one.last else "") for one in of_level]
-    look = bool(accepted) or may_be_worse(values, lower=lower)
+    level = means.since(accepted)  # nights before an accepted level count no more
+    on = (
+        level.first
+        if level.first is level.last
+        else [a if a == b else "" for a, b in zip(level.first, level.last, strict=True)]
+    )
+    look = bool(accepted) or may_be_worse(level.values, on, lower=lower)
     # Where each night has the same nodes, what they differ by is in every mean alike; the newest
     # may not be over.
-    places = {one[2:] for one in of_level if one is not means[-1]}
+    places = {*zip(level.runs[:-1], level.first[:-1], level.last[:-1], strict=True)}
     mixed = len(places) > 1 and any(first != last for _, first, last in places)
-    again = max(mean.runs for mean in means) > 1 and median(mean.runs for mean in means) == 1
-    nights = history.nights(series, start if accepted else since) if look or mixed or again else []
+    again = max(means.runs) > 1 and median(means.runs) == 1
+    nights = history.nights(series, start) if look or mixed or again else []
     nights = at_level(nights, accepted) if accepted else nights
-    look = look or (mixed and may_be_worse(means_alike(nights), lower=lower))
+    if mixed and not look:
+        look = may_be_worse(*means_alike(nights), lower=lower)
     return _Looked(
         series,
         findings,
         lower,
         changed=nights if look else (),
         again=(as_rates(nights) if lower else nights) if again else (),
-        tonight=_tonight(question, last, series, of_level, lower=lower),
+        tonight=_tonight(question, last, series, level, lower=lower),
     )
 
 

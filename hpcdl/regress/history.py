@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from datetime import date, datetime, timedelta, timezone
 from functools import cache
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from hpcdl.regress.identity import Night, Series
@@ -85,14 +89,23 @@ class Result:
     better: str = ""
 
 
-class Mean(NamedTuple):
-    """A night's date, the mean of its values, their number, and the first and last job's nodes."""
+class Means(NamedTuple):
+    """The nights of a series, oldest first, a column each.
 
-    day: str
-    value: float
-    runs: int
-    first: str
-    last: str
+    Their days, the mean of each one's values, the number of these, and the first and last of the
+    nodes of its jobs.
+    """
+
+    days: Sequence[str] = ()
+    values: Sequence[float] = ()
+    runs: Sequence[int] = ()
+    first: Sequence[str] = ()
+    last: Sequence[str] = ()
+
+    def since(self, day: str) -> Means:
+        """The nights from a day on."""
+        start = bisect_left(self.days, day)
+        return Means._make(column[start:] for column in self) if start else self
 
 
 class FigurePoint(NamedTuple):
@@ -213,11 +226,24 @@ class History:
             )
         ]
 
-    def means(self, series: Series, since: str = "") -> list[Mean]:
-        """Each night's date, the mean of its values and where it ran, oldest first."""
-        what = "substr(time, 1, 10) AS day, avg(value), count(*), min(nodes), max(nodes)"
-        more = f"{_MEASURED} GROUP BY day ORDER BY day"
-        return [*map(Mean._make, self._of(series, what, more, since))]
+    def means(self, series: Series, since: str = "") -> Means:
+        """Each night's mean, and where it ran."""
+        what, more = "substr(time, 1, 10), value, nodes", f"{_MEASURED} ORDER BY time"
+        rows = self._of(series, what, more, since).fetchall()
+        if not rows:
+            return Means()
+        days, values, nodes = zip(*rows, strict=True)
+        if len({*days}) == len(days):  # of a million results, most are the only one of their night
+            return Means(days, values, (1,) * len(days), nodes, nodes)
+        nights = [[*night] for _, night in groupby(rows, itemgetter(0))]
+        places = [sorted(on for _, _, on in night) for night in nights]
+        return Means(
+            [night[0][0] for night in nights],
+            [fmean(value for _, value, _ in night) for night in nights],
+            [*map(len, nights)],
+            [on[0] for on in places],
+            [on[-1] for on in places],
+        )
 
     def points(self, series: Series, since: str = "") -> list[FigurePoint]:
         """A series as figures show it, oldest first, with the runs that gave no value."""
