@@ -9,8 +9,7 @@ from hpcdl import facts
 from hpcdl.predict.machine import usual_link
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.result import faults_of, reads
-from hpcdl.regress.scaling import SIZES, SMALL_SIZES, metric_name
-from hpcdl.regress.training import ALL, job_on, shape_name
+from hpcdl.regress.training import ALL, SIZES, SMALL_SIZES, job_on, metric_name, shape_name
 from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.results.records import at
 

@@ -4,14 +4,17 @@ Throughput by model x nodes x GPUs x data x precision, and what many GPUs give o
 one, both measured in the same night.
 """
 
+import time
 from dataclasses import replace
 
 import reframe as rfm
 from reframe.core.builtins import fixture, parameter, run_after
 
 from hpcdl.predict.machine import network, of_partition
+from hpcdl.predict.request import ScalingRequest, answer
+from hpcdl.predict.start import trained_precision
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
-from hpcdl.regress.scaling import expected_efficiency, most_images_per_second
+from hpcdl.regress.references import Reference
 from hpcdl.regress.training import (
     ALL,
     BEST_IMAGES_PER_SECOND,
@@ -71,6 +74,64 @@ YARDSTICKS = {
         minutes=30,
     ),
 }
+BANDS, WIDEST = 2.0, 0.9
+FAST_CONVOLUTIONS = 4.0
+UNITS = {"fp32": ("fp32", "tf32"), "tf32": ("fp32", "tf32")}
+
+
+def most_images_per_second(machine, net, precision, gpus):
+    """Images (or sequences) per second beyond which a rate is no measurement, not what is expected.
+
+    Arithmetic alone, at the peak of the fastest units that a precision may use (TF32 where float32
+    is computed so). Fast convolutions do less of it, at most four times less (Winograd's
+    F(4x4, 3x3): Lavin and Gray 2016, arXiv:1509.09308). No published row passes it. None where a
+    peak of the GPU, or the work of the network, is not known.
+    """
+    units = UNITS.get(precision, ("fp32", "tf32", "fp16"))
+    if not net.macs or any(machine.lacks(unit) for unit in units):
+        return None
+    # Forward, and the gradients of weights and of inputs, which the first layer does not need.
+    work = 2.0 * (3.0 * net.macs - net.first_macs)
+    return FAST_CONVOLUTIONS * gpus * max(machine.flops[: len(units)]) / work
+
+
+def expected_efficiency(case, partition, single, check):
+    """The efficiency that the model of scaling expects, None where it knows nothing.
+
+    `single` is images per second of one rank the same night, which calibrates the model. Its band
+    holds eight times in ten; a bound twice as far away is beyond what the model's own uncertainty
+    explains (2.6 standard deviations of a normal one).
+    """
+    whole = case.nodes == 1 or case.ranks == partition.gpus_per_node
+    if partition.gpu is None or not case.real or not single or not whole:
+        return None
+    try:
+        precision = trained_precision(case.precision, partition.gpu.compute)
+        request = ScalingRequest(
+            partition,
+            case.model,
+            str(case.nodes * case.ranks),
+            case.batch,
+            precision,
+            images_per_second=single,
+        )
+        (point,) = answer(request).points
+    except HpcdlError:
+        return None
+    uncertainty = 1 - point.low / point.images_per_second
+    lower, date = -min(WIDEST, round(BANDS * uncertainty, 3)), time.strftime("%Y-%m-%d")
+    return Reference(
+        check=check,
+        case=str(case),
+        partition=partition.label,
+        metric="efficiency",
+        value=round(point.efficiency, 4),
+        unit="of ideal",
+        lower=lower,
+        date=date,
+        proof="doubtful",
+        source="hpcdl predict, from one GPU's rate of the same night",
+    )
 
 
 def most(case, partition):

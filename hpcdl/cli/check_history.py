@@ -1,4 +1,4 @@
-"""`hpcdl check gate`, `accept`, `history`, `report` and `drift`: evaluate the nights so far."""
+"""`hpcdl check gate`, `accept`, `history` and `report`: evaluate the nights so far."""
 
 from __future__ import annotations
 
@@ -19,21 +19,6 @@ if TYPE_CHECKING:
     from hpcdl.regress.formats import Run
     from hpcdl.regress.references import Edits
     from hpcdl.site import Site
-
-
-@command(
-    "hpcdl check drift nights.csv --json",
-    option("file", "FILE", "CSV: date,value and optionally release,driver,node", type=Path),
-    site=False,
-)
-def _drift(args: argparse.Namespace) -> ExitCode:
-    """Detect lasting changes in a series of nightly values."""
-    from hpcdl.regress.drift import analyse
-    from hpcdl.regress.series import analysis_data, analysis_text, read_series
-
-    analysis = analyse(read_series(args.file))
-    ok = not (analysis.alarm or analysis.slow_nodes)
-    return show(args, analysis_data(analysis), analysis_text(analysis), ok=ok)
 
 
 @command(
@@ -151,18 +136,15 @@ def _is_named(args: argparse.Namespace) -> bool:
 
 
 def _page(site: Site, run: Run, named: Path, nights: int) -> str:
-    from hpcdl.regress.gate import answer_now, rulings_of
+    from hpcdl.regress.gate import answer_now
     from hpcdl.regress.history import read_history
     from hpcdl.regress.report.page import directory_of, night_page, read_files
     from hpcdl.regress.run_directory import runs_directory
 
     files = read_files(run, directory_of(run, named, runs_directory(site)))
-    rulings = rulings_of(site)
-    answer = answer_now(site, rulings=rulings)
+    answer = answer_now(site)
     with read_history(site) as history:
-        return night_page(
-            run, history, files, site=site.name, nights=nights, answer=answer, rulings=rulings
-        )
+        return night_page(run, history, files, site=site.name, nights=nights, answer=answer)
 
 
 @command(
@@ -261,4 +243,4 @@ def _list(site: Site, args: argparse.Namespace) -> ExitCode:
     return show(args, data, text if rows else "nothing is accepted")
 
 
-COMMANDS = (_gate, _history, _report, _drift, _accept, _retire)
+COMMANDS = (_gate, _history, _report, _accept, _retire)

@@ -109,10 +109,9 @@ def of_change(series: Series, change: Change) -> Finding:
 def describe(change: Change) -> str:
     """A change in a sentence: how much, since when, what changed with it."""
     with_it = f"; with it: {', '.join(change.suspects)}" if change.suspects else ""
-    over = f"; over since {change.ended}" if change.ended else ""
     return (
         f"{change.change:+.1%} since {change.began}: {number(change.before)} -> "
-        f"{number(change.after)}{with_it}{over}"
+        f"{number(change.after)}{with_it}"
     )
 
 

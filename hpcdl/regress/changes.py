@@ -14,7 +14,7 @@ TELL: z-score from which a change is reported; 3.3 is what 1 false alarm in 2,00
     series-nights allows.
 SURE: what a rise needs.
 BREAKAGE: a night so far below its level, and twice as far as any before, counts in full.
-ODDS: (log) at which an onset is excluded, and a level counts as the old one again: 20 to 1.
+ODDS: (log) at which a level counts as the old one again: 20 to 1.
 DOUBT: the shares of a level's nights, and of the means of two in a row, that are as low as a night
     that is measured again; GO_ON is the strength from which it is measured once more.
 """
@@ -368,21 +368,13 @@ def _as_one_of_many(strength: float) -> float:
     return -_NORMAL.inv_cdf(max(rare, 1e-300)) if strength > 0 else 0.0
 
 
-class Onset(NamedTuple):
-    """The most likely first night of a change; the first and last likely ones; the clear ones.
+def onset(found: Found, nights: Nightly) -> tuple[int, Sequence[int]]:
+    """When a change began, by the likelihood of the nights around under the levels beside it.
 
-    A night is clear where it speaks for the new level by itself, and the one before it for the old
-    one: only what changed on such a night can be blamed.
+    The most likely first night, and those that are clear: they speak for the new level by
+    themselves, and the ones before them for the old one. Only what changed on such a night can be
+    blamed.
     """
-
-    night: int
-    earliest: int
-    latest: int
-    clear: tuple[int, ...]
-
-
-def onset(found: Found, nights: Nightly) -> Onset:
-    """When a change began, by the likelihood of the nights around under the levels beside it."""
     values, noise = nights.values, found.noise
     since = values[found.began : min(found.ended or len(values), found.began + MIN_NIGHTS)]
     spread = noise.spread * math.sqrt(noise.variance)
@@ -399,14 +391,12 @@ def onset(found: Found, nights: Nightly) -> Onset:
     for night in range(first, last - 1):
         costs[night + 1] = costs[night] + gain(night)
     least = min(costs.values())
-    likely = [night for night, cost in costs.items() if cost - least <= ODDS]
-    clear = (
+    clear = [
         night
         for night, cost in costs.items()
         if cost - least <= CLEAR and gain(night) >= CLEAR and gain(night - 1) <= -CLEAR
-    )
-    best = min(costs, key=lambda night: costs[night])
-    return Onset(best, likely[0], likely[-1], tuple(clear))
+    ]
+    return min(costs, key=lambda night: costs[night]), clear
 
 
 def _look_for_change(state: _State, night: int) -> None:

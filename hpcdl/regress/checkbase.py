@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -171,7 +170,6 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
         self.num_tasks = layout.world_size
         self.num_tasks_per_node = layout.tasks_per_node
         self.num_cpus_per_task = layout.cpus_per_task
-        conf = os.environ.get("SLURM_CONF", "") if self.execution.raises_priority else ""
         self.job.plan = JobPlan(
             self.script(site, spec, module),
             f"{self.check_name}/{self.case_name}",
@@ -179,7 +177,6 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             self.restarts,
             self.silence_seconds,
             self.patience_seconds,
-            priority_in=conf,
         )
         self.executable = spec.program[0]  # ReFrame wants one; the script has it
         self.evidence = {

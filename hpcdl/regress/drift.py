@@ -14,7 +14,7 @@ from datetime import date
 from statistics import median
 
 from hpcdl.regress import changes as law
-from hpcdl.regress.changes import LEVEL_NIGHTS, MIN_NIGHTS, Found, Kind, may_hold
+from hpcdl.regress.changes import LEVEL_NIGHTS, Found, Kind, may_hold
 from hpcdl.regress.estimate import (
     UNKNOWN,
     Nightly,
@@ -25,7 +25,6 @@ from hpcdl.regress.estimate import (
     weekend_effect,
 )
 from hpcdl.regress.identity import Night
-from hpcdl.regress.nodes import slow_nodes
 
 BUDGET = 0.01
 """The site's one knob: the part of nights on which its gate may be closed by chance alone."""
@@ -36,75 +35,30 @@ _STEADY, _NODE_NIGHTS = 3, 5
 
 @dataclass(frozen=True)
 class Change:
-    """A change: the night it began, the night it was seen, and what changed with it.
+    """A change for the worse that holds: the night it began, and what changed with it.
 
-    It began between `earliest` and `latest` (95 %). `change` is `after`, the level of the last
-    nights, against the level `before`, as a fraction; `suspects` name what else changed on its
-    first night. `evidence` is a normal deviate; `sure` says that it suffices to close the site's
-    gate. `ended` is the first of the nights that were back at the level before. With `lower`, lower
-    values are better: then what is worse is a rise of the values.
+    `after` is the level of the last nights, `before` the one that the change ended; `suspects` name
+    what else changed on its first night. `evidence` is a normal deviate; `sure` says that it
+    suffices to close the site's gate. With `lower`, lower values are better.
     """
 
-    kind: Kind
     began: date
-    earliest: date
-    latest: date
-    seen: date
     before: float
     after: float
-    index: int
-    level_index: int
     evidence: float
     sure: bool
     suspects: tuple[str, ...] = ()
-    ended: date | None = None
-    end_index: int | None = None
     lower: bool = False
 
     @property
     def word(self) -> str:
         """What happened to the values: drop or rise."""
-        turned = {Kind.DROP: Kind.RISE, Kind.RISE: Kind.DROP}
-        return (turned.get(self.kind, self.kind) if self.lower else self.kind).value
-
-    @property
-    def edges(self) -> tuple[int, ...]:
-        """The nights on which levels begin because of it."""
-        end = self.level_index if self.end_index is None else self.end_index
-        return self.index, end
+        return "rise" if self.lower else "drop"
 
     @property
     def change(self) -> float:
         """After against before, as a fraction."""
         return self.after / self.before - 1 if self.before else 0.0
-
-
-@dataclass(frozen=True)
-class Analysis:
-    """A whole series: its changes, its level now and how far it scatters (a fraction)."""
-
-    nights: int
-    changes: tuple[Change, ...]
-    level: float
-    spread: float
-    enough: bool
-    slow_nodes: tuple[str, ...] = ()
-
-    @property
-    def worse(self) -> Change | None:
-        """The last change that has not ended, where it is one for the worse."""
-        last = next((one for one in reversed(self.changes) if one.ended is None), None)
-        return last if last and last.kind is not Kind.RISE else None
-
-    @property
-    def alarm(self) -> Change | None:
-        """The same, where it is sure enough to close the gate."""
-        return self.worse if self.worse and self.worse.sure else None
-
-    @property
-    def warning(self) -> Change | None:
-        """The same, where more nights are needed."""
-        return self.worse if self.worse and not self.worse.sure else None
 
 
 @dataclass(frozen=True)
@@ -133,29 +87,25 @@ def runs_of(ordered: Iterable[Night], shared: Shared = UNKNOWN) -> Runs:
     return Runs([*by_date], each, found.values, calm)
 
 
-def analyse(
+def worse(
     series: Sequence[Night], watched: int = 1, shared: Shared = UNKNOWN, *, lower: bool = False
-) -> Analysis:
-    """Everything there is to say of a series: nights in any order, several per date are one.
+) -> Change | None:
+    """The last change of a series that has not ended, where it is one for the worse.
 
-    `watched` series share the site's budget of nights that are closed by chance. Where `lower`
-    values are better, a time is looked at as its rate, 1/t.
+    Nights may be in any order; several of one date are runs of one. `watched` series share the
+    site's budget of nights that are closed by chance. Where `lower` values are better, a time is
+    looked at as its rate, 1/t.
     """
-    runs = runs_of(
-        sorted(as_rates(series) if lower else series, key=lambda night: night.date), shared
-    )
-    enough = law.closing_strength(BUDGET, watched)
-    changes = tuple(_change(found, runs, enough) for found in law.detect(runs.nights))
-    start = max((edge for change in changes for edge in change.edges), default=0)
-    level, spread = level_of(runs.plain[start:][-LEVEL_NIGHTS:] or [0.0])
-    return Analysis(
-        nights=len(runs.dates),
-        changes=tuple(map(_turned, changes)) if lower else changes,
-        level=1 / level if lower and level else level,
-        spread=spread / level if level else 0.0,
-        enough=len(runs.dates) > MIN_NIGHTS,
-        slow_nodes=slow_nodes([one for night in runs.each for one in night]),
-    )
+    each = sorted(as_rates(series) if lower else series, key=lambda night: night.date)
+    runs = runs_of(each, shared)
+    active = [found for found in law.detect(runs.nights) if found.ended is None]
+    if not active or active[-1].kind is Kind.RISE:
+        return None
+    change = _change(active[-1], runs, law.closing_strength(BUDGET, watched))
+    if not lower:
+        return change
+    before, after = (1 / value if value else 0.0 for value in (change.before, change.after))
+    return replace(change, before=before, after=after, lower=True)
 
 
 def may_be_low_tonight(values: Sequence[float]) -> bool:
@@ -211,11 +161,6 @@ def at_level(nights: Sequence[Night], since: str) -> list[Night]:
 def as_rates(series: Iterable[Night]) -> list[Night]:
     """Times as rates, so that higher is better; what is no time is left out."""
     return [night._replace(value=1 / night.value) for night in series if night.value > 0]
-
-
-def _turned(change: Change) -> Change:
-    before, after = (1 / value if value else 0.0 for value in (change.before, change.after))
-    return replace(change, before=before, after=after, lower=True)
 
 
 def may_be_worse(values: Sequence[float], nodes: Sequence[str], *, lower: bool = False) -> bool:
@@ -288,28 +233,20 @@ def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
 
 
 def _change(found: Found, runs: Runs, enough: float) -> Change:
-    evidence, end = law.evidence_now(found, runs.nights), found.ended
-    now = runs.plain[found.level_start : end][-_NOW_NIGHTS:]
-    began, earliest, latest, clear = law.onset(found, runs.nights)
+    evidence = law.evidence_now(found, runs.nights)
+    now = runs.plain[found.level_start :][-_NOW_NIGHTS:]
+    began, clear = law.onset(found, runs.nights)
     # Noise may move an onset: where something changed on a night that is clear, it began then.
     # What came a night before or after is not blamed.
     changed = {night: _changed(runs.each, night) for night in clear if night > 0}
     began, suspects = next(((n, what) for n, what in changed.items() if what), (began, ()))
     return Change(
-        kind=found.kind,
         began=runs.dates[began],
-        earliest=runs.dates[earliest],
-        latest=runs.dates[latest],
-        seen=runs.dates[found.seen],
         before=found.before,
         after=sum(now) / len(now) if len(now) < 3 else level_of(now)[0],
-        index=began,
-        level_index=max(began, found.level_start),
         evidence=round(min(evidence, 99.0), 2),
         sure=evidence >= enough,
         suspects=suspects,
-        ended=None if end is None else runs.dates[end],
-        end_index=end,
     )
 
 

@@ -38,13 +38,13 @@ from hpcdl.regress.answer import (
     tonight,
 )
 from hpcdl.regress.drift import (
-    analyse,
     as_rates,
     at_level,
     is_doubtful,
     learn_shared,
     may_be_worse,
     means_alike,
+    worse,
 )
 from hpcdl.regress.history import (
     History,
@@ -182,8 +182,8 @@ def _of_all(question: _Question, alive: Sequence[Series], watched: int) -> list[
     shared = learn_shared([look.again for look in looks if look.again])
     for look in looks:
         if look.changed:
-            analysis = analyse(look.changed, watched=watched, shared=shared, lower=look.lower)
-            each += [of_change(look.series, analysis.worse)] if analysis.worse else []
+            change = worse(look.changed, watched=watched, shared=shared, lower=look.lower)
+            each += [of_change(look.series, change)] if change else []
     if members := [member for look in looks if (member := look.tonight(shared.part))]:
         each += pooled(members, date.fromisoformat(max(question.newest.values())[:10]))
     return [
@@ -391,11 +391,7 @@ def rulings_of(site: Site) -> Rulings:
 
 
 def answer_now(
-    site: Site,
-    *,
-    partitions: tuple[str, ...] = (),
-    names: tuple[str, ...] = (),
-    rulings: Rulings | None = None,
+    site: Site, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = ()
 ) -> GateAnswer:
     """The gate's answer now, from a site's history and what people decided about its series.
 
@@ -408,7 +404,7 @@ def answer_now(
             names=names,
             now=datetime.now(timezone.utc),
             execution=current_or_cluster(),
-            rulings=rulings or rulings_of(site),
+            rulings=rulings_of(site),
         )
 
 

@@ -19,6 +19,12 @@ BEST_IMAGES_PER_SECOND = "best_images_per_second"
 MINUTES = 10
 WINDOW_STEPS, WARMUP_STEPS = 20, 5
 _HALF_SINCE = 6.0  # compute capability from which half precision is computed as such
+SIZES = (1 << 16, 1 << 20, 1 << 24, 1 << 26)
+"""Bytes of the all-reduce: a small layer's gradient, Horovod's fusion at work, what large models
+send. Their references say what a job's gradients meet, and its expectation starts from them."""
+SMALL_SIZES = (1 << 16, 1 << 20, 1 << 22)
+"""On a single node: its memory carries everything several times."""
+_BINARY = ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 ALL = 0
 """Instead of a number of ranks: one per GPU of the node, or per socket without GPUs."""
 
@@ -31,6 +37,12 @@ def ranks_on(partition: Partition, ranks: int) -> int:
 def shape_name(nodes: int, ranks: int) -> str:
     """`2x4`, or `2xall`."""
     return f"{nodes}x{ranks or 'all'}"
+
+
+def metric_name(size: int) -> str:
+    """The metric of messages of a size: `bus_gbs_4MiB`."""
+    unit, name = next(one for one in _BINARY if size >= one[0])
+    return f"bus_gbs_{size // unit}{name}"
 
 
 def job_on(

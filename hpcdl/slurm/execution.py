@@ -26,7 +26,6 @@ class ExecutionProfile:
     # All ranks share one machine's cores: efficiency is theirs, no expectation for GPUs holds.
     shared_cores: bool = False
     machine_references: bool = False  # references hold only on the machine that measured them
-    raises_priority: bool = False  # a check's processes go before those of others
 
     @property
     def serial(self) -> bool:
@@ -45,7 +44,6 @@ SINGLE_NODE = ExecutionProfile(
     binds_cpus=False,
     shared_cores=True,
     machine_references=True,
-    raises_priority=True,
 )
 PROFILES = {profile.name: profile for profile in (CLUSTER, SINGLE_NODE)}
 

@@ -29,7 +29,7 @@ from hpcdl.jobs.spec import JobSpec, is_train
 from hpcdl.jobs.submission import asked as asked_for
 from hpcdl.jobs.submission import index
 from hpcdl.regress.references import fingerprint, read_references, site_file
-from hpcdl.regress.scaling import SIZES, SMALL_SIZES, metric_name
+from hpcdl.regress.training import SIZES, SMALL_SIZES, metric_name
 from hpcdl.results.records import EXPECTATION, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster

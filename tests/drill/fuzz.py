@@ -55,9 +55,6 @@ _REFERENCES = yaml.safe_load(
     "metric: rate, value: 100.0, unit: images/s, lower: -0.1, source: a night, proof: run, "
     "date: '2026-01-01', runs: 5, spread: 0.01}]}"
 )
-_NIGHTS = "date,value,release,driver,note\n" + "".join(
-    f"2026-01-{day:02d},{100 + day % 3},r,580,\n" for day in range(1, 29)
-)
 
 
 def _sites(chance):
@@ -100,7 +97,6 @@ _DOCUMENTS = {
         *("check report --site embedded FILE", "check history import --site embedded FILE"),
         "check report --site embedded --format html FILE",
     ),
-    "nights.csv": (lambda _: _NIGHTS, "check drift FILE"),
     "home/embedded/prefix/references/embedded.yaml": (
         lambda _: yaml.safe_dump(_REFERENCES),
         *("check references show --site embedded", "check gate --site embedded"),

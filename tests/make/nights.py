@@ -3,7 +3,6 @@
 import random
 from datetime import datetime, timedelta, timezone
 
-from hpcdl.regress.answer import Rulings
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.report.page import night_page, read_files
@@ -140,14 +139,6 @@ def page(folder, nights=80, site="x"):
     with open_history(folder / "history.sqlite", site) as history:
         history.add(simulated(nights))
         answer = ask(history, now=END)
-        text = night_page(
-            run,
-            history,
-            read_files(run, folder),
-            site=site,
-            now=END,
-            answer=answer,
-            rulings=Rulings(),
-        )
+        text = night_page(run, history, read_files(run, folder), site=site, now=END, answer=answer)
     (folder / "night.html").write_text(text)
     return folder / "night.html"

@@ -9,7 +9,7 @@ import pytest
 from hpcdl.jobs import JobSpec
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.references import edits_of, site_file
-from hpcdl.regress.scaling import metric_name
+from hpcdl.regress.training import metric_name
 from hpcdl.slurm.execution import SINGLE_NODE
 from hpcdl.workflows.expectation import (
     as_lines,

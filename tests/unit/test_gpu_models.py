@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import sys
 from collections import defaultdict
 from dataclasses import replace
@@ -17,7 +18,6 @@ from hpcdl.jobs.sweep import plan
 from hpcdl.predict.machine import of_partition
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
-from hpcdl.regress.scaling import expected_efficiency
 from hpcdl.regress.training import TrainingCase, job_on
 from hpcdl.results.gpus import find_row, gpu_named, matches, out_of_scope
 from hpcdl.site import StackRequest, load_site
@@ -25,6 +25,7 @@ from hpcdl.stack.resolve import Resolver, why_not
 from hpcdl.stack.resolve_facts import models, serves
 from hpcdl.stack.resolve_solution import as_text as resolution_text
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.resources import folder
 from hpcdl.workflows.expectation import expect, why_none
 from hpcdl.workflows.site_plan import targets
 from tests.make.sites import MIXED, refused_site, shipped
@@ -130,7 +131,8 @@ def test_whoever_expects_something_of_an_unknown_network_says_so(mixed):
     assert why_none(mixed, replace(spec, program=("python", "x.py"))) == ""
     a100, _ = mixed.partition("typed").groups
     case = TrainingCase("resnet50", 2, 4, steps=100, batch=64, data="synthetic", real=True)
-    assert expected_efficiency(case, a100, 300.0, "scaling") is None
+    checks = runpy.run_path(str(folder("reframe_checks") / "training.py"))
+    assert checks["expected_efficiency"](case, a100, 300.0, "scaling") is None
 
 
 def selected(site, partition, model, **asked):

@@ -190,24 +190,3 @@ def test_checks_are_listed_with_tags_and_partitions(tmp_path, hpcdl):
     (tmp_path / "team.py").write_text("import nothing_of_the_kind" + TEAM + ONE.format("mpi"))
     left_out = hpcdl("check", "list", "--site", "pi", "--checks", str(tmp_path), code=2).err
     assert "No module named 'nothing_of_the_kind'" in left_out
-
-
-def process(proc, number, **variables):
-    folder = proc / str(number)
-    folder.mkdir()
-    text = "\0".join(f"{key}={value}" for key, value in variables.items())
-    (folder / "environ").write_text(text + "\0")
-
-
-def test_only_the_jobs_own_processes_go_first_and_sessions_are_left_alone(tmp_path, monkeypatch):
-    """Weighty sessions of two nodes that share a CPU hold each other up."""
-    backend = pytest.importorskip("hpcdl.regress.reframe_adapter.backend")
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    process(tmp_path, 1, SLURM_JOB_ID="7", SLURM_CONF="/a/slurm.conf")
-    process(tmp_path, 2, SLURM_JOB_ID="7", SLURM_CONF="/b/slurm.conf")
-    process(tmp_path, 3, SLURM_JOB_ID="77", SLURM_CONF="/a/slurm.conf")
-    process(tmp_path, 4, HOME="/root")
-    (tmp_path / "5").mkdir()
-    (tmp_path / "1" / "autogroup").write_text("/autogroup-3 nice 0")
-    assert backend.go_first(7, "/a/slurm.conf", tmp_path) == 1
-    assert (tmp_path / "1" / "autogroup").read_text() == "/autogroup-3 nice 0"

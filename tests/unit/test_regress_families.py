@@ -17,8 +17,7 @@ from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.checkbase import LOG
 from hpcdl.regress.result import Measured, faults_of
-from hpcdl.regress.scaling import expected_efficiency, metric_name
-from hpcdl.regress.training import ALL, TrainingCase, job_on
+from hpcdl.regress.training import ALL, TrainingCase, job_on, metric_name
 from hpcdl.results.faults import FaultKind
 from hpcdl.site import load_site
 from hpcdl.slurm.execution import CLUSTER
@@ -27,6 +26,7 @@ from hpcdl.system.resources import folder
 
 TRAINING = runpy.run_path(str(folder("reframe_checks") / "training.py"))
 SHAPES, YARDSTICKS = TRAINING["SHAPES"], TRAINING["YARDSTICKS"]
+expected_efficiency = TRAINING["expected_efficiency"]
 LAYOUT = {"nodes": 2, "tasks_per_node": 2, "cpus_per_task": 4, "gpus_per_node": 2}
 GOOD = {
     "outcome": {"status": "completed"},

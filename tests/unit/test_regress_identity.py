@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from hpcdl.regress.drift import analyse
+from hpcdl.regress.drift import worse
 from hpcdl.regress.formats import as_prometheus
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
@@ -146,7 +146,7 @@ def test_a_change_of_times_is_told_in_times():
     start = NOW.date()
     times = [10.0 * (1.5 if n >= 60 else 1.0) + 0.1 * (n % 3) for n in range(70)]
     nights = [Night(start + timedelta(days=n), seconds) for n, seconds in enumerate(times)]
-    (change,) = analyse(nights, lower=True).changes
+    change = worse(nights, lower=True)
     assert (change.word, change.began) == ("rise", start + timedelta(days=60))
     assert change.before == pytest.approx(10.1, rel=0.01)
     assert change.change == pytest.approx(0.5, abs=0.02)

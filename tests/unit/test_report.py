@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.regress.answer import Rulings, causes_of
+from hpcdl.regress.answer import Finding, causes_of
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import FigurePoint, history_path, open_history
 from hpcdl.regress.identity import Series
@@ -73,21 +73,17 @@ def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bound
     embedded_json(values)
 
 
-def test_a_drop_parts_the_levels_and_is_told_with_its_release():
+def test_a_drop_that_the_gate_found_parts_the_levels_and_is_told_with_its_release():
     points = [point(n, 1000 + n % 7, release="r1") for n in range(60)]
     points += [point(n, 900 + n % 7, release="r2") for n in range(60, 70)]
-    values = view(SERIES, points).values
+    began = (nights.END + timedelta(days=60)).date()
+    drop = Finding(SERIES, "drop", "-9.9%; with it: release r1 -> r2", began, -0.099, 903.0)
+    values = view(SERIES, points, findings=[drop]).values
     assert [level[:3] for level in values["levels"]] == [[0, 59, 1003], [60, 69, 904]]
     change = values["changes"][0]
     assert (change["night"], change["kind"]) == (60, "drop")
     assert "release r1 -> r2" in change["text"]
-
-
-def test_what_is_only_shown_raises_no_alarm():
-    points = [point(n, (20.0 if n < 60 else 10.0) + n % 3, low=None) for n in range(70)]
-    for unit, tone in (("s", ""), ("images/s", "bad")):
-        (change,) = view(SERIES._replace(unit=unit), points).values["changes"]
-        assert change["tone"] == tone, "it is shown all the same"
+    assert view(SERIES, points).values["levels"][0][:2] == [0, 69], "the page is no second judge"
 
 
 def test_nodes_are_held_against_the_median_of_their_night():
@@ -280,13 +276,7 @@ def hostile_page(tmp_path):
         run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict, lost]}
         answer = ask(history, now=nights.END)
         return night_page(
-            run,
-            history,
-            read_files(run, log.parent),
-            site=HOSTILE,
-            now=nights.END,
-            answer=answer,
-            rulings=Rulings(),
+            run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END, answer=answer
         )
 
 

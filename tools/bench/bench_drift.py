@@ -22,7 +22,7 @@ from statistics import fmean, stdev
 from hpcdl.regress import changes as law
 from hpcdl.regress.answer import pooled, tonight
 from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
-from hpcdl.regress.drift import BUDGET, analyse, at_level, is_doubtful, learn_shared, runs_of
+from hpcdl.regress.drift import BUDGET, at_level, is_doubtful, learn_shared, runs_of, worse
 from hpcdl.regress.estimate import UNKNOWN
 from hpcdl.regress.identity import Series
 from tools.bench import report
@@ -207,8 +207,8 @@ def report_blame():
                     run._replace(release="r2" if (run.date - START).days >= at else "r1")
                     for run in runs
                 ]
-                worse = analyse(named).worse
-                wrong += bool(worse and worse.suspects)
+                change = worse(named)
+                wrong += bool(change and change.suspects)
             report(
                 f"drift: release {later:+d} nights from a drop of {size:.0%} blamed",
                 100 * wrong / (SERIES // 2),

@@ -15,7 +15,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +51,6 @@ from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import HpcdlError
 
-NICENESS = -15
 SCHEDULER, LAUNCHER = "hpcdl-slurm", "hpcdl-srun"
 try:
     require_reframe(reframe.VERSION)
@@ -70,8 +68,7 @@ class JobPlan:
     """What hpcdl's checks know about their job and ReFrame does not.
 
     `script` is its text; `log` takes all output. It may be queued again `restarts` times, wait
-    `patience` seconds for nodes, and run `silence` seconds without a sign of life. `priority_in` is
-    the slurm.conf of a cluster on which its processes go first, '' for none.
+    `patience` seconds for nodes, and run `silence` seconds without a sign of life.
     """
 
     script: str
@@ -80,7 +77,6 @@ class JobPlan:
     restarts: int
     silence: float
     patience: float
-    priority_in: str
 
 
 class HpcdlJob(_SlurmJob):
@@ -222,8 +218,6 @@ class HpcdlSlurm(SlurmJobScheduler):
         fault = fault or waits_too_long(record, waited, limit)
         if fault is None and record.state == "RUNNING":
             fault = _hang(job, record)
-            if job.plan and job.plan.priority_in:
-                go_first(record.id, job.plan.priority_in)
         if fault is not None:
             self._give_up(job, fault)
 
@@ -307,37 +301,6 @@ def _node_restarted(record: JobRecord) -> bool:
         starts = client.of_nodes("SlurmdStartTime", record.nodes).values()
         return any(one and record.started and one > record.started for one in starts)
     return False
-
-
-def go_first(job: int, cluster: str, proc: Path = Path("/proc")) -> int:
-    """Give all threads of a job's processes precedence; how many processes it found.
-
-    On a machine that emulates all nodes, whatever else runs takes CPU time from the job that is
-    measured. Only root may do this; for others nothing happens. `cluster` is the path of
-    slurm.conf: another cluster on this machine may have the same id. Groups of processes
-    (sched_autogroup_enabled, sched(7)) are left alone: with those of a job's nodes at -15, Linux
-    6.18 made ranks that share a CPU wait for whole time slices, and one run in three took ten times
-    as long.
-    """
-    if os.geteuid() != 0:
-        return 0
-    count = 0
-    for process in processes_of(job, cluster, proc):
-        count += 1
-        with suppress(OSError):
-            for thread in (process / "task").iterdir():
-                with suppress(OSError):
-                    os.setpriority(os.PRIO_PROCESS, int(thread.name), NICENESS)
-    return count
-
-
-def processes_of(job: int, cluster: str, proc: Path = Path("/proc")) -> Iterator[Path]:
-    """The directories below /proc of a job's processes."""
-    marks = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_CONF={cluster}".encode()}
-    for process in proc.glob("[0-9]*"):
-        with suppress(OSError):
-            if marks <= set((process / "environ").read_bytes().split(b"\0")):
-                yield process
 
 
 def _tell(job: HpcdlJob, state: str, why: str = "") -> None:

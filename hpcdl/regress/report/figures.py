@@ -1,8 +1,8 @@
 """What a page shows of a history, as plain values: series over time, and tables. Pure.
 
 A night is one date with the value that drift sees; `low` and `high` are its runs' extremes where
-there are several. Levels are the stretches between change points, each with its robust spread,
-so that the figure shows how sure a level is. Every text that a reader sees is made here.
+there are several. Levels are the stretches between the changes that the gate found, each with its
+robust spread. Every text that a reader sees is made here.
 
 Cases whose names differ only in their layout (`resnet50-4x8-...`: nodes x ranks of a node) are
 one family; the ideal is the smallest layout's rate times the ranks. A node's cell in the table of
@@ -22,18 +22,15 @@ from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
 
-from hpcdl.regress.answer import WARNING, Finding, describe
-from hpcdl.regress.changes import Kind
-from hpcdl.regress.drift import Analysis, Change, analyse
-from hpcdl.regress.estimate import nightly
-from hpcdl.regress.history import FigurePoint, night_of, single_node
-from hpcdl.regress.identity import LOWER, Series, better_of
+from hpcdl.regress.answer import WARNING, Finding
+from hpcdl.regress.estimate import nightly, spread_of
+from hpcdl.regress.history import FigurePoint, single_node
+from hpcdl.regress.identity import Series, better_of
 from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 
 _NAMED = 8
 """Nodes of a night that are named; of more, their number is told."""
-_MAD_TO_SIGMA = 1.4826
 NIGHTS, MOST = 28, 60
 """Nights, and nodes, that a table of nodes shows: more rows than that nobody reads."""
 _SLOWER, _SLOW = -0.02, -0.05
@@ -72,32 +69,26 @@ def view(
     series: Series,
     points: Sequence[FigurePoint],
     lost: Iterable[str] = (),
-    watched: int = 1,
     findings: Sequence[Finding] = (),
-    since: str = "",
     name: str = "",
 ) -> Figure:
-    """A series of a history over time, with what a reader must know of it in the gate's words.
+    """A series of a history over time, with what the gate says of it.
 
-    `lost` are times of runs of the same case that gave no number. `watched` series share the
-    budget of nights that are closed by chance; `since` is the first night that changes are looked
-    for in, as by the gate.
+    `lost` are times of runs of the same case that gave no number.
     """
     measured = [point for point in points if _finite(point.value)]
-    better = better_of_points(series.unit, measured)
-    looked_at = [night_of(point) for point in measured if point.time >= since]
-    analysis = analyse(looked_at, watched=watched, lower=better == LOWER)
     nights = [(day, list(rows)) for day, rows in groupby(measured, lambda point: point.time[:10])]
     days = [day for day, _ in nights]
     without = {point.time[:10] for point in points if not _finite(point.value)}
     without |= {time[:10] for time in lost}
     columns = _columns(nights)
+    changes = [change for finding in findings for change in _change(finding, days)]
     values = {
         "unit": series.unit,
         **columns,
         "lost": _offsets(sorted(without - {*days}), days[:1]),
-        "levels": _levels(columns["value"], analysis, sum(day < since for day in days)),
-        "changes": [_change(change, days, bool(better)) for change in analysis.changes],
+        "levels": _levels(columns["value"], {change["night"] for change in changes}),
+        "changes": changes,
     }
     lasting = [finding for finding in findings if not finding.of_last_night]
     words = {f"{finding.kind} {finding.description}" for finding in findings}
@@ -200,32 +191,23 @@ def _steps(
     return found
 
 
-def _levels(
-    values: Sequence[float], analysis: Analysis, skipped: int
-) -> list[list[float | int | None]]:
-    """Stretches between lasting changes: first and last night, level, robust deviation.
-
-    Changes count their nights from the first that was looked at, behind `skipped` older ones.
-    """
-    cuts = sorted({skipped + edge for change in analysis.changes for edge in change.edges})
-    edges = [0, *(cut for cut in cuts if 0 < cut < len(values)), len(values)]
+def _levels(values: Sequence[float], changes: Iterable[int]) -> list[list[float | int | None]]:
+    """Stretches between changes: first and last night, level, robust deviation."""
     levels: list[list[float | int | None]] = []
-    for first, end in pairwise(edges):
-        if part := values[first:end]:
-            level = median(part)
-            spread = median(abs(value - level) for value in part) * _MAD_TO_SIGMA
-            levels.append([first, end - 1, rounded(level), rounded(spread)])
+    for first, end in pairwise(sorted({0, *changes, len(values)})):
+        level = median(values[first:end])
+        spread = spread_of([value - level for value in values[first:end]])
+        levels.append([first, end - 1, rounded(level), rounded(spread)])
     return levels
 
 
-def _change(change: Change, days: Sequence[str], judged: bool) -> dict[str, Any]:
-    return {
-        "tone": ("good" if change.kind is Kind.RISE else "bad") if judged else "",
-        "kind": change.word,
-        "night": days.index(change.began.isoformat()),
-        "label": signed(change.change),
-        "text": describe(change),
-    }
+def _change(finding: Finding, days: Sequence[str]) -> list[dict[str, Any]]:
+    """A change that the gate found, at its night; none where a finding is no such."""
+    began = str(finding.began)
+    if finding.change is None or began not in days:
+        return []
+    label = {"label": signed(finding.change), "text": finding.description}
+    return [{"tone": "bad", "kind": finding.kind, "night": days.index(began), **label}]
 
 
 def layout_of(case: str) -> tuple[str, int] | None:

@@ -17,15 +17,14 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpcdl.regress.answer import SLOW_NODE, Finding, GateAnswer, Rulings, causes_of
+from hpcdl.regress.answer import SLOW_NODE, Finding, GateAnswer, causes_of
 from hpcdl.regress.formats import Run
-from hpcdl.regress.gate import first_night
 from hpcdl.regress.history import FigurePoint, History, single_node
 from hpcdl.regress.identity import LOWER, Series, place_of
 from hpcdl.regress.report import figures
@@ -57,7 +56,6 @@ def night_page(
     *,
     site: str,
     answer: GateAnswer,
-    rulings: Rulings,
     nights: int = 365,
     now: datetime | None = None,
 ) -> str:
@@ -72,13 +70,7 @@ def night_page(
         series: found for series in history.series() if (found := history.points(series, since))
     }
 
-    def first(series: Series) -> str:
-        return first_night(series, points[series][-1].time, rulings, now.date())
-
-    watched = sum(bool(series.metric) for series in history.series())
-    shown = sorted(
-        _views(points, answer, watched, first), key=lambda view: (view.tone != "bad", view.series)
-    )
+    shown = sorted(_views(points, answer), key=lambda view: (view.tone != "bad", view.series))
     name, rows = str(run.get("run", "")).rpartition("/")[2], rows_of(run["verdicts"])
     return _render(
         _sections(points, shown, answer),
@@ -103,12 +95,7 @@ def _case(series: Series) -> tuple[str, str, str]:
     return series.check, series.case, series.place
 
 
-def _views(
-    points: Mapping[Series, list[FigurePoint]],
-    answer: GateAnswer,
-    watched: int,
-    first: Callable[[Series], str],
-) -> list[Figure]:
+def _views(points: Mapping[Series, list[FigurePoint]], answer: GateAnswer) -> list[Figure]:
     """Every series that has values; runs without any number belong to all series of their case."""
     findings: dict[Series, list[Finding]] = {}
     for finding in (*answer.findings, *answer.warnings):
@@ -117,8 +104,8 @@ def _views(
     for index, (series, values) in enumerate(points.items()):
         if series.metric:
             lost = [one.time for one in points.get(series.of_case, ()) if one.status == "ERROR"]
-            since, about = first(series), findings.get(series, ())
-            views.append(figures.view(series, values, lost, watched, about, since, f"s{index}"))
+            about = findings.get(series, ())
+            views.append(figures.view(series, values, lost, about, f"s{index}"))
     return [view for view in views if view.values["value"]]
 
 
