@@ -1,7 +1,8 @@
 """Prints what the active environment holds, as JSON: `spack -e DIR python inventory.py`.
 
 `packages` has one object per package: name, version, hash, prefix, whether it is the machine's
-own, whether it is installed, its licence, and the files that its build fetches. `store` is the
+own, whether it is installed, its licence, the compilers with flags and target that made it, and the
+files that its build fetches. `store` is the
 install tree, `padded` the length its paths are padded to, `repos` the directories of the package
 repositories by namespace. Run by Spack's Python; hpcdl reads the output.
 """
@@ -55,6 +56,14 @@ def sources_of(spec):
     return found
 
 
+def compilers_of(spec):
+    """The compilers, flags and target of what is compiled; empty of anything else."""
+    used = spec.dependencies(virtuals=("c", "cxx", "fortran"))
+    named = sorted({f"{one.name}@{one.version}" for one in used})
+    flags = [f"{kind}='{' '.join(words)}'" for kind, words in spec.compiler_flags.items() if words]
+    return " ".join([", ".join(named), *flags, f"target={spec.target}"]) if named else ""
+
+
 def row_of(spec):
     """One package."""
     return {
@@ -65,6 +74,7 @@ def row_of(spec):
         "external": bool(spec.external),
         "installed": bool(spec.installed),
         "licence": licence_of(spec),
+        "compilers": compilers_of(spec),
         "files": sources_of(spec),
     }
 

@@ -19,7 +19,7 @@ from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
 from hpcdl.site.sections import BACKENDS
 from hpcdl.stack.release import MODULE
-from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, known
+from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, evidence_of, known
 from hpcdl.stack.resolve_solution import Resolution, Setting, driver_notes, fix, make_problem, solve
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -92,6 +92,7 @@ class Resolver:
     def __init__(self, site: Site, asked: tuple[str, str] | None = None) -> None:
         self.site = site
         self._asked = asked
+        self._evidence = tuple(evidence_of(site))
         self._members: dict[str, tuple[str, ...]] = {}
         self._groups: dict[tuple[str, str], dict[str, _Group]] = {}
 
@@ -263,7 +264,7 @@ class Resolver:
         values = {**versions, "backend": stack.backend}
         # The build that was tried as a whole, with every GPU that it serves.
         served = [one for one in (decided.compute, *(gpu for gpu, _ in decided.also)) if one]
-        rows = known().tried if not wheels else ()
+        rows = (*self._evidence, *known().tried) if not wheels else ()
         return Resolution(
             partition=part.name,
             setting=decided,

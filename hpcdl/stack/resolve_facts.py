@@ -23,7 +23,10 @@ from hpcdl import facts
 from hpcdl.results.gpus import gpu_named
 from hpcdl.site import Gpu, Site
 from hpcdl.site.sections import BACKENDS
+from hpcdl.stack.release import seal
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, newest_first, sort_key
+from hpcdl.system.errors import BadInput
+from hpcdl.system.files import read_regular
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import folder
 
@@ -48,6 +51,8 @@ OTHER_GPU = "gpu@"
 """What the variables begin with that stand for further GPUs of a build; `gpu@7.0`."""
 OTHER_DRIVER = "driver@"
 """The same for the drivers of their nodes; `driver@7.0@535.104.05`."""
+_TRIED = ("tensorflow", "horovod", "cuda", "cudnn", "nccl")
+"""What the stack of another site's proof must have in common with the one here."""
 _WEIGHTS = {"gpu": 30, "driver": 20}
 """How much the variables that speak of GPUs weigh in an explanation."""
 
@@ -107,6 +112,38 @@ class Facts:
     notes: tuple[tuple[tuple[Condition, ...], str], ...]
     own_driver: Mapping[str, str]
     tried: tuple[Tried, ...]
+
+
+def evidence_of(site: Site) -> Iterator[Tried]:
+    """The proofs of other sites in PREFIX/evidence: stacks that they have built and tested.
+
+    Raises BadInput: a file is no proof that passed, or not what that site's gate has written.
+    """
+    for path in sorted((site.paths.prefix / "evidence").glob("*.json")):
+        try:
+            proof = json.loads(read_regular(path))
+            if proof["seal"] != seal(proof):
+                raise ValueError("its seal is another, so it was changed after the gate wrote it")
+            if not proof["passed"]:
+                raise ValueError("the release did not pass")
+            build = proof["build"]
+            versions = {name: build["versions"].get(name, "") for name in _TRIED}
+            when = {name: text.partition("-")[0] for name, text in versions.items() if text}
+            yield Tried(
+                conditions({**when, "backend": build["backend"]}),
+                frozenset(build["compute"]),
+                proof["level"],
+                f"{path.name}: {proof['release']}, {proof['where']}, {proof['at']}"
+                + "".join(
+                    f"; {row['name']} by {row['compilers']}" for row in build["compiled"][:3]
+                ),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
+            what = f"it has no {fault}" if isinstance(fault, KeyError) else str(fault)[:100]
+            raise BadInput(
+                f"{path} is no evidence: {what}",
+                hint="copy proof.json of the other site's release again, or remove the file",
+            ) from fault
 
 
 @cache

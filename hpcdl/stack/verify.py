@@ -22,7 +22,7 @@ from typing import Any
 from hpcdl.site import Partition, Site
 from hpcdl.stack.linked import claims_not_held, code_faults, library_faults, runs_on, survey
 from hpcdl.stack.modules import has_code_for
-from hpcdl.stack.release import Release
+from hpcdl.stack.release import Release, seal
 from hpcdl.stack.tree import check_integrity
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
@@ -79,6 +79,7 @@ class Proof:
 
     `gate` is `job` or `login`; `where` the partitions or the host; `at` in UTC; `level` one of
     `hpcdl.facts.PROOFS`: a stack for GPUs that was only loaded on a login node is `compiled`.
+    `build` is what was tested: versions, GPUs, and of what was compiled hashes, compilers, flags.
     """
 
     release: str
@@ -88,6 +89,7 @@ class Proof:
     checks: tuple[Check, ...]
     level: str = "run"
     runs: tuple[GateRun, ...] = ()
+    build: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
@@ -110,8 +112,9 @@ class Proof:
         return f"{self.level} {how} {self.where}"
 
     def as_data(self) -> dict[str, Any]:
-        """The content of proof.json."""
-        return {"schema": 1, "passed": self.passed, **asdict(self)}
+        """The content of proof.json, sealed: another site may take it as evidence."""
+        record = {"schema": 1, "passed": self.passed, **asdict(self)}
+        return {**record, "seal": seal(record)}
 
 
 Gate = Callable[[Site, Release], Proof]
@@ -124,7 +127,7 @@ def read_proof(release: Release) -> Proof | None:
         checks = tuple(Check(**check) for check in data["checks"])
         runs = tuple(GateRun(**one) for one in data["runs"])
         plain = {key: data[key] for key in ("release", "gate", "where", "at", "level")}
-        proof = Proof(**plain, checks=checks, runs=runs)
+        proof = Proof(**plain, checks=checks, runs=runs, build=data.get("build", {}))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return proof if proof.release == release.id else None
@@ -140,7 +143,17 @@ def new_proof(
 ) -> Proof:
     """The evidence of now."""
     level = "compiled" if gate == "login" and "cuda" in release.versions else "run"
-    return Proof(release.id, gate, where, utc_now(), tuple(checks), level, tuple(runs))
+    build = {
+        "backend": release.backend,
+        "versions": dict(release.versions),
+        "compute": list(release.needs.get("compute", ())),
+        "content": release.content,
+        "compiled": sorted(
+            (dict(row) for row in release.lock if "compilers" in row),
+            key=lambda row: not any(name in row["name"] for name in ("tensorflow", "horovod")),
+        ),
+    }
+    return Proof(release.id, gate, where, utc_now(), tuple(checks), level, tuple(runs), build)
 
 
 def verify_here(site: Site, release: Release) -> Proof:

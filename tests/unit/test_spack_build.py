@@ -316,6 +316,7 @@ def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path):
         False,
         True,
         "Apache-2.0",
+        "",
         ({"url": "u", "sha256": "b" * 64, "commit": None},),
     )
     entries = list(lock_entries((built,), {built.hash}))

@@ -14,6 +14,7 @@ from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot
 from hpcdl.stack.linked import DeviceCode, read_device_code, runs_on, survey
 from hpcdl.stack.publish import overview, publish, serves, verify
+from hpcdl.stack.resolve import Resolver
 from hpcdl.stack.verify import (
     Check,
     GateRun,
@@ -220,6 +221,58 @@ def test_a_proof_comes_back_as_it_was_stored(site, release):
     store_proof(release, proof)
     assert read_proof(release) == proof
     assert overview(site)[0]["proof"] == "run in jobs on p100, cpu"
+
+
+@pytest.fixture
+def pascal(tmp_path):
+    """A site with P100, V100 and K80 whose stacks Spack compiles."""
+    return shipped("p100-v100-k80", prefix=tmp_path)
+
+
+@pytest.fixture
+def elsewhere(pascal, release):
+    """The proof of another site, which compiled for a P100 what resolves here; its place here."""
+    (found,) = Resolver(pascal).resolve("p100", "spack")
+    row = {"name": "py-tensorflow", "version": "2", "hash": "abc", "compilers": "gcc@12.2.0 -O3"}
+    made = replace(release, backend="spack", lock=(row,), needs={"compute": ["6.0"]})
+    store_proof(release, proof_by_jobs(replace(made, versions=found.versions), "p100"))
+    place = pascal.paths.prefix / "evidence" / "lab.json"
+    place.parent.mkdir()
+    (release.root / "proof.json").rename(place)
+    return place
+
+
+def test_a_proof_of_another_site_is_evidence_for_the_same_versions_and_gpus(pascal, elsewhere):
+    (found,) = Resolver(pascal).resolve("p100", "spack")
+    assert found.proof == "run"
+    assert "py-tensorflow by gcc@12.2.0 -O3" in found.tried.source
+    for way in (("v100", "spack"), ("k80", "spack"), ("p100", "wheels")):
+        assert "lab.json" not in str([one.tried for one in Resolver(pascal).resolve(*way)])
+    elsewhere.unlink()
+    assert Resolver(pascal).resolve("p100", "spack")[0].proof == "published"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ("abc", "abd", "its seal is another"),
+        ('"6.0"', '"7.0"', "its seal is another"),
+        ('"seal"', '"deal"', "it has no 'seal'"),
+        ("{", "", "Extra data"),
+    ],
+)
+def test_evidence_that_was_changed_is_refused(pascal, elsewhere, old, new, why):
+    elsewhere.write_text(elsewhere.read_text().replace(old, new, 1))
+    with pytest.raises(BadInput, match=f"lab.json is no evidence: {why}") as caught:
+        Resolver(pascal)
+    assert "proof.json" in caught.value.hint
+
+
+def test_evidence_of_a_gate_that_failed_is_refused(site, pascal, release, elsewhere):
+    store_proof(release, failing(site, release))
+    elsewhere.write_text((release.root / "proof.json").read_text())
+    with pytest.raises(BadInput, match="did not pass"):
+        Resolver(pascal)
 
 
 def test_jobs_are_spared_by_a_proof_of_jobs_on_all_partitions_served(site, release):

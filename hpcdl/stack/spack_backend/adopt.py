@@ -283,6 +283,7 @@ class Built:
     external: bool
     installed: bool
     licence: str | None
+    compilers: str
     files: tuple[Mapping[str, Any], ...]
 
 
@@ -440,6 +441,8 @@ def lock_entries(
             entry["licence"] = package.licence
         if package.external:
             entry["external"] = str(package.prefix)
+        if package.compilers:
+            entry["compilers"] = package.compilers
         if package.hash in run:
             entry["run"] = "yes"
         yield entry
