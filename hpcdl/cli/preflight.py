@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,23 @@ _LOOKS = (
 )
 
 
-@command("srun hpcdl preflight probe --scratch /tmp > preflight.jsonl", *_LOOKS, site=False)
+# Scripts that are queued while hpcdl is upgraded call it with these. They are read and ignored: how
+# fast GPUs reach each other is what the all-reduce checks measure.
+_hidden = partial(option, help=argparse.SUPPRESS)
+_OF_OLDER_PROBES = (_hidden("--transport", "DIR", "ignored"),)
+_OF_OLDER_SCRIPTS = (
+    _hidden("--fabric", "KIND", "ignored"),
+    _hidden("--nvlink", "ignored"),
+    _hidden("--memory-mb", "N", "ignored"),
+)
+
+
+@command(
+    "srun hpcdl preflight probe --scratch /tmp > preflight.jsonl",
+    *_LOOKS,
+    *_OF_OLDER_PROBES,
+    site=False,
+)
 def _probe(args: argparse.Namespace) -> ExitCode:
     """Probe the environment of one rank; print one line of JSON."""
     from hpcdl.jobs.preflight import as_json_line, probe
@@ -84,6 +101,7 @@ def _expected(args: argparse.Namespace, without_driver: bool) -> ExpectedAllocat
 @command(
     "hpcdl preflight judge --world 8 --tasks-per-node 4 --cpus-per-task 4 preflight.jsonl",
     *_EXPECTATIONS,
+    *_OF_OLDER_SCRIPTS,
     site=False,
     rest="options of srun, which then writes FILE first",
 )

@@ -4,8 +4,10 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -84,6 +86,29 @@ class Job:
     @property
     def kept_code(self):
         return (self.folder / "job" / "exit_code").read_text().strip()
+
+
+# What scripts call that an older hpcdl wrote: they are queued while hpcdl is upgraded.
+OLDER = (
+    """hpcdl preflight judge --world=1 --tasks-per-node=1 --cpus-per-task=1 --gpus-per-node=0 \\
+  --fabric=infiniband --nvlink "--scratch=/tmp" \\
+  preflight.jsonl -- --mpi=none --cpus-per-task=1 --kill-on-bad-exit=1 & wait "$!"
+""",
+    """srun --mpi=none --cpus-per-task=1 --kill-on-bad-exit=1 \\
+  hpcdl preflight probe --transport=. --scratch=/tmp >preflight.jsonl & wait "$!" || exit
+hpcdl preflight judge --world=1 --tasks-per-node=1 --cpus-per-task=1 --memory-mb=1000 \\
+  --fabric=unknown --nvlink --scratch=/tmp preflight.jsonl
+""",
+)
+
+
+@pytest.mark.parametrize("text", OLDER)
+def test_scripts_that_an_older_hpcdl_wrote_pass_the_preflight(tmp_path, text):
+    job = Job(tmp_path, "true")
+    job.put(**{"job.sh": f"#!/bin/bash\ncd {tmp_path}\n{text}"})
+    code, out, err = job.run(PATH=f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert (code, err) == (0, b"")
+    assert b"rank" in out
 
 
 def signalled(job, sent, up, **env):
