@@ -101,6 +101,12 @@ def check_launcher(spec: JobSpec) -> None:
     name = rank_starter(spec.program)
     if not name or LAUNCHERS[spec.launcher].one_process:
         return
+    if name in {"sbatch", "salloc"}:
+        raise BadInput(
+            f"'{name}' would submit another job, from within this one",
+            hint="`hpcdl job submit -- PROGRAM` takes the program itself; for a batch script of "
+            "your own run sbatch, and `hpcdl job lint SCRIPT` checks it",
+        )
     raise BadInput(
         f"'{name}' would be started by every rank, and start all ranks each time",
         hint=f"leave it out: --launcher {STARTERS.get(name, 'mpi')} -- PROGRAM starts a process "

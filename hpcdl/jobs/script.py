@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 _OF_CLUSTER = "$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 _MARK = "\x1f"
+_FUNCTION = re.compile(r"(\w+\(\) \{)(?:  #.*)?\Z")
 _GRACE_SECONDS = 60
 _ONE_KIND = (
     "all its nodes are alike: name them by --partition and --gpu-model; a job of several "
@@ -107,8 +108,9 @@ class JobScript:
                 indent = line.text[: len(line.text) - len(line.text.lstrip())]
                 shown.insert(start, f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else ""))
                 start += 1
-            inside = line.text.endswith("() {")
-            shown.append(line.text + " ...; }" * inside)
+            function = _FUNCTION.match(line.text)
+            inside = function is not None
+            shown.append(f"{function[1]} ...; }}" if function else line.text)
         return "\n".join(shown)
 
 

@@ -28,8 +28,7 @@ export HPCDL_JOB_DIR=/work/me/jobs/train-"$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 [[ -O . && ! -L $HPCDL_JOB_DIR && ! $(find "${HPCDL_JOB_DIR%/*}"{,/.} -prune \( -type l -o -perm -o=w \) \
   \( ! -uid "$EUID" ! -uid 0 -o ! -type l ! -perm -1000 \)) ]] || { echo "hpcdl: another user can change $HPCDL_JOB_DIR: give --job-dir a directory of your own" >&2; exit 3; }
 
-# The end of the job. 75 from the program means: checkpoint written, run me again.
-hpcdl_leave() {
+hpcdl_leave() {  # The end of the job. 75 from the program means: checkpoint written, run me again.
   trap '' TERM USR2
   if [[ $1 == 75 && ! $hpcdl_stopped ]] && (( ${SLURM_RESTART_COUNT:-0} < 5 )); then
     echo "hpcdl: requeue $(( ${SLURM_RESTART_COUNT:-0} + 1 )) of at most 5"
@@ -38,9 +37,11 @@ hpcdl_leave() {
   echo "$1" >"$HPCDL_JOB_DIR/exit_code"
   exit "$1"
 }
-hpcdl_step='' hpcdl_stopped=''
-trap 'hpcdl_again=1; [[ $hpcdl_step ]] || hpcdl_leave 75; echo "hpcdl: the time limit is near: the ranks get USR2" | tee "$HPCDL_JOB_DIR/.usr2"; kill -USR2 "$hpcdl_step" 2>/dev/null' USR2
-trap 'hpcdl_again=1 hpcdl_stopped=1; [[ $hpcdl_step ]] || hpcdl_leave 5; kill -TERM "$hpcdl_step" 2>/dev/null' TERM
+trap 'hpcdl_again=1; [[ $hpcdl_step ]] || hpcdl_leave 75
+  echo "hpcdl: the time limit is near: the ranks get USR2" | tee "$HPCDL_JOB_DIR/.usr2"
+  kill -USR2 "$hpcdl_step" 2>/dev/null' USR2
+trap 'hpcdl_again=1 hpcdl_stopped=1; [[ $hpcdl_step ]] || hpcdl_leave 5
+  kill -TERM "$hpcdl_step" 2>/dev/null' TERM
 
 # Modules are loaded here, not inherited: the login node may have another release or partition.
 # shellcheck source=/dev/null
@@ -77,8 +78,7 @@ END
 )
 
 srun --mpi=pmix --cpus-per-task=16 --distribution=block:block --kill-on-bad-exit=1 \
-  sh -c "$HPCDL_RANK" rank python train.py --lr 0.1 &
-hpcdl_step=$!
+  sh -c "$HPCDL_RANK" rank python train.py --lr 0.1 & hpcdl_step=$!
 while hpcdl_again=; wait "$hpcdl_step"; hpcdl_code=$?; [[ $hpcdl_again ]]; do :; done
 [[ ! -e $HPCDL_JOB_DIR/.left/75 ]] || hpcdl_code=75
 hpcdl_leave "$hpcdl_code"

@@ -37,7 +37,7 @@ def run_workers(site, folder, sharing="NO"):
     job = replace(WORKERS, program=("python3", "-c", SHOW))
     text = render_script(site, job, Module(())).text
     start = text.index("[[ $(scontrol show job")
-    end = text.index(" &\nhpcdl_step=")
+    end = text.index(" & hpcdl_step=")
     stand_in(folder, "srun", 'while [[ $1 == --* ]]; do shift; done\nexec "$@"')
     said = f"echo 'JobId=1369 OverSubscribe={sharing} Comment=x'"
     names = "printf 'p100-01\\np100-02\\n'"
@@ -116,7 +116,7 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_pa
         preflight=False,
     )
     text = render_script(replace(site, container=runtime), spec, Module(())).text
-    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" &\nhpcdl_step=")]
+    launch = text[text.index("\nsrun --mpi=pmix") : text.index(" & hpcdl_step=")]
     stand_in(tmp_path, "srun", 'printf "%s\\n" "$@"')
     env = {
         "PATH": f"{tmp_path}:{os.environ['PATH']}",

@@ -125,7 +125,7 @@ def test_explain_changes_nothing_in_the_script(three_generations):
 def test_a_variable_of_the_script_cannot_be_set_by_a_user():
     """Else a value would not arrive, or would be taken for the script's own."""
     text = "".join(script.text for _, script in SCRIPTS)
-    own = set(re.findall(r"^ *(?:export )?([A-Za-z_]\w*)=", text, re.M))
+    own = set(re.findall(r"(?:^ *|& )(?:export )?([A-Za-z_]\w*)=", text, re.M))
     own -= {
         name for site, _ in PLACES for part in site.partitions.values() for name in part.environment
     }
@@ -158,6 +158,7 @@ def test_a_script_is_one_that_an_expert_would_sign(most, asked):
     assert sum(map(bool, text.splitlines())) <= most
     assert set(re.findall(r"^(\w+)\(\)", text, re.M)) == {"hpcdl_leave"}
     assert "shellcheck disable" not in text
+    assert max(map(len, text.splitlines())) <= 200
 
 
 def test_a_job_without_gpus_says_nothing_of_gpus(modern):
@@ -170,7 +171,7 @@ def test_a_job_without_gpus_says_nothing_of_gpus(modern):
     ("before", "after", "rule_id"),
     [
         ("", "", ""),
-        ("hpcdl train &\n", "hpcdl train\n", "trap-deferred"),
+        ("hpcdl train & hpcdl_step", "hpcdl train; hpcdl_step", "trap-deferred"),
         ("--open-mode=append", "--open-mode=truncate", "requeue-truncates"),
         ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-default"),
         ("--signal=B:USR2@120", "--signal=USR2@120", "signal-steps-only"),
