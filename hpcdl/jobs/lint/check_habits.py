@@ -36,6 +36,18 @@ def refused_text(job: Job) -> Iterator[Hit]:
         yield Hit("byte-order-mark", 0, 1)
 
 
+@checks("sh-not-bash")
+def bash_for_sh(job: Job) -> Iterator[Hit]:
+    """`[[` and arrays in a script that /bin/sh runs, which is bash on some systems only."""
+    if job.script.interpreter not in {"sh", "dash"}:
+        return
+    for command in job.script.commands:
+        arrays = (word for word in command.assignments if re.match(r"\w+=\(", word.raw))
+        words = command.words[:1] if command.name == "[[" else [*arrays]
+        if words and not command.within("inner"):
+            yield at("sh-not-bash", words[0])
+
+
 @checks("background-unawaited")
 def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
     """The last work of a script, in the background, and no wait."""
@@ -58,11 +70,12 @@ def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
 
 
 def _left_behind(job: Job) -> Hit | None:
-    """`./app &` as the last line: whatever it is, Slurm ends it at once."""
+    """`./app &` or `(./app) &` as the last line: whatever it is, Slurm ends it at once."""
     last = job.script.commands[-1:]
     for command in last:
         waits = any(one.name == "wait" for one in job.script.commands)
-        own = command.background and not (command.scopes or waits)
+        apart = any(scope.kind not in {"subshell", "group"} for scope in command.scopes)
+        own = command.background and not (apart or waits)
         if own and job.programs_in(command) and command.program not in _AT_ONCE:
             return at("background-unawaited", command.words[0])
     return None

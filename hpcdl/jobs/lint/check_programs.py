@@ -10,7 +10,7 @@ from hpcdl.facts import load
 from hpcdl.jobs.lint.check_steps import AMD
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import LAUNCHERS, JobStep
-from hpcdl.jobs.lint.shell import ShellCommand, Word
+from hpcdl.jobs.lint.shell import ShellCommand, Word, names
 from hpcdl.slurm.rules import all_rules
 from hpcdl.slurm.unwrap import MPIRUN, is_agent
 from hpcdl.system.text import count_of, nearest
@@ -109,7 +109,8 @@ def _wrong_nodes(
     nodes, value = job.number(_value(words, _NNODES)), _value(words, _NNODES)
     if nodes is None or nodes < 2 or not job.script.is_batch or words[0].program == "deepspeed":
         return
-    numbered = _value(words, _NODE_RANK).isdigit()  # each node has a script of its own
+    # Each node has a script of its own, or the script an argument of its own.
+    numbered = re.match(r"\d|\$\{?\d", _value(words, _NODE_RANK))
     elsewhere = numbered or command.within("function", "inner") or command.background
     if step is None and not elsewhere:
         yield at("agent-nodes", words[0], f"--nnodes={value[:20]}, and nothing starts it elsewhere")
@@ -270,6 +271,7 @@ def threads_of_every_task(job: Job) -> Iterator[Hit]:
                 break
 
 
+_WAITS_FOR_DISKS = names("rsync cp mv rm ln tar scp wget curl aws gsutil")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JULIA_NUM_THREADS")
 
 
@@ -286,6 +288,8 @@ def workers_beyond_cpus(job: Job) -> Iterator[Hit]:
     for command in job.script.commands:
         for words in job.programs_in(command):
             if words[0].program in {"xargs", "parallel", "make"}:
+                if job.programs_in(command)[-1][0].program in _WAITS_FOR_DISKS:
+                    continue
                 letter = re.compile(r"(?:-[PjJ]|--jobs|--max-procs)(?:=?(\d+))?\Z")
                 count, cpus = job.number(_value(words, letter)), each * (job.tasks_per_node or 1)
             elif words[0].program.startswith("python") or is_agent([word.value for word in words]):

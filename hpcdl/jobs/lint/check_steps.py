@@ -196,7 +196,7 @@ _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_R
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
 _NODE_RANK = re.compile(r"(?:node|machine)[-_]rank|NODEID")
 _RANK_ARGUMENT = re.compile(r"--?local[-_]rank(?:=(.*))?\Z", re.A | re.S)
-AMD = re.compile(r"\b(?:rocm|miopen|rccl|HIP_|ROCR_)|amd\d|instinct|\bmi[123]\d\d", re.I)
+AMD = re.compile(r"(?<![a-z])(?:rocm|miopen|rccl|HIP_|ROCR_)|amd\d|instinct|\bmi[123]\d\d", re.I)
 """Of AMD's GPUs, for which Slurm leaves NVIDIA's variables alone."""
 
 

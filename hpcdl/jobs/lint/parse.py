@@ -299,6 +299,15 @@ def _filled(word: Word, known: dict[str, tuple[str, ...]]) -> list[Word]:
     return [word] if words is None else [Word(raw, word.start) for raw in words]
 
 
+def _shell_line(words: list[Word], known: dict[str, tuple[str, ...]]) -> list[Word]:
+    """The words, with the text of a known variable in the place of `bash -c "$COMMAND"`."""
+    for at, (shell, option, script) in enumerate(zip(words, words[1:], words[2:], strict=False)):
+        match = _VARIABLE.match(script.raw) if option.value == "-c" else None
+        if match and shell.program in SHELLS and (line := known.get(match[1] or match[2])):
+            return [*words[:at], *(Word(raw, script.start) for raw in line)]
+    return words
+
+
 def _assigned(command: ShellCommand) -> Iterator[Assignment]:
     """Yield a command's assignments: before its words, and as arguments of export and the like."""
     words = [(word, False) for word in command.assignments]
@@ -314,7 +323,7 @@ def _assigned(command: ShellCommand) -> Iterator[Assignment]:
 def _steps(command: ShellCommand, known: dict[str, tuple[str, ...]]) -> Iterator[JobStep]:
     """The steps that a command launches: one, or one per component between colons."""
     words = [one for word in command.words[:_MAX_WORDS] for one in _filled(word, known)]
-    words += command.words[_MAX_WORDS:]
+    words = _shell_line([*words, *command.words[_MAX_WORDS:]], known)
     starts = unwrap([word.value for word in words])
     at = next((one for one in starts if words[one].program in LAUNCHERS), None)
     if at is None:
