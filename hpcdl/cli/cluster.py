@@ -44,7 +44,7 @@ def _up(args: argparse.Namespace) -> ExitCode:
         text, data = status.intention(*lifecycle.prepare(wished, directory))
     else:
         started = lifecycle.up(wished, directory, _say)
-        text, data = status.summary(started), status.as_data(started)
+        text, data = status.summary(started, args.site), status.as_data(started)
     return show(args, data, text)
 
 

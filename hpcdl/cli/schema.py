@@ -15,14 +15,11 @@ from hpcdl.system.errors import ExitCode
 )
 def _schema(args: argparse.Namespace) -> ExitCode:
     """Print the JSON Schema of the site file or of job files, for editors."""
-    if args.file == "site":
-        from hpcdl.site.check import site_schema
+    from hpcdl.jobs.spec import job_schema
+    from hpcdl.site.check import site_schema
+    from hpcdl.system.declare import for_editors
 
-        print_json(site_schema())
-    else:
-        from hpcdl.jobs.spec import job_schema
-
-        print_json(job_schema())
+    print_json(for_editors(site_schema() if args.file == "site" else job_schema()))
     return ExitCode.OK
 
 

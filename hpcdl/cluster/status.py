@@ -21,7 +21,7 @@ from hpcdl.slurm.parse import mpi_plugins
 from hpcdl.system.errors import Stopped
 from hpcdl.system.files import write_atomic
 from hpcdl.system.run import CommandResult, run
-from hpcdl.system.text import duration, table
+from hpcdl.system.text import bash_word, duration, table
 
 _SECONDS = 10.0
 
@@ -137,15 +137,16 @@ def _whole(data: Mapping[str, Any]) -> bool:
     return daemons and all(one["alive"] and takes_jobs(one["state"]) for one in data["nodes"])
 
 
-def summary(current: ClusterState) -> str:
-    """Return the message of `up`, which starts no node that was killed on purpose."""
+def summary(current: ClusterState, site: str | None = None) -> str:
+    """Return the message of `up --site SITE`, which starts no node that was killed on purpose."""
+    named = f" --site {bash_word(site)}" if site else ""
     count, killed = len(current.nodes), current.killed
     ready = f"{count - len(killed)} of {count}" if killed else str(count)
     gone = "".join(f"{one} was killed: `hpcdl cluster node up {one}` starts it\n" for one in killed)
     return (
         f"{current.site}: {ready} nodes ready in mode {current.mode}, "
         f"Slurm {current.slurm_version}, started in {duration(current.seconds)}\n{gone}"
-        'to use it: eval "$(hpcdl cluster env)"'
+        f'to use it: eval "$(hpcdl cluster env{named})"'
     )
 
 

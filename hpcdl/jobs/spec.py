@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from hpcdl.jobs.launchers import LAUNCHERS
-from hpcdl.slurm.options import slurm_minutes, walltime
+from hpcdl.slurm.options import CHARGED, TIME, megabytes, slurm_minutes, walltime
 from hpcdl.system.declare import (
     COUNT,
     SWITCH,
@@ -32,9 +32,7 @@ DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
 MAX_CHAIN = 100
 SIGNAL_SECONDS = 120
-_TIME = re.compile(r"(\d{1,4}-)?\d{1,5}(:[0-5]?\d){0,2}\Z", re.ASCII)
-_SIZE = re.compile(r"(\d{1,12})([KMGT]?)[Bb]?\Z", re.ASCII | re.IGNORECASE)
-_UNITS = {"K": 1, "": 1024, "M": 1024, "G": 1024**2, "T": 1024**3}
+_MOST_SECONDS = 65_535
 _MOST_MB = 10**9
 _MOST_MINUTES = 10**6
 _LONGEST_ARGUMENT = 100_000
@@ -74,7 +72,7 @@ class Memory(NamedTuple):
 
 def minutes_of(text: str) -> int:
     """A time limit as Slurm writes it, in minutes; BadInput for what sbatch does not take."""
-    if not _TIME.match(text) or not text.strip("0:-"):
+    if not re.fullmatch(TIME, text, re.ASCII) or not text.strip("0:-"):
         hint = "write minutes, H:MM:SS or D-HH:MM:SS, as for sbatch"
         raise BadInput(f"is {_shown(text)}, which is not a time limit", hint=hint)
     if (minutes := slurm_minutes(text)) > _MOST_MINUTES:
@@ -88,10 +86,9 @@ def _time_text(minutes: Any) -> str:
 
 def megabytes_of(text: str) -> int:
     """A size as Slurm takes it, in its MB (MiB); BadInput for what is none."""
-    found = _SIZE.match(text)
-    size = int(found[1]) * _UNITS[found[2].upper()] // 1024 if found else 0
-    if not found or not 0 < size <= _MOST_MB:
-        hint = "write MB, or a size such as 64G"
+    size = megabytes(text)
+    if not size or size > _MOST_MB:
+        hint = "write MB, or a size such as 64G; without one a job gets its share of the node"
         raise BadInput(f"is {_shown(text)}, which is no size", hint=hint)
     return size
 
@@ -101,7 +98,11 @@ def _size_text(megabytes: Any) -> str:
 
 
 def _seconds_of(text: str) -> int:
-    return 0 if text == "none" else int(text)
+    seconds = 0 if text == "none" else int(text)
+    if seconds > _MOST_SECONDS:
+        hint = f"sbatch takes up to {_MOST_SECONDS} seconds"
+        raise BadInput(f"is {text}: no signal comes so early", hint=hint)
+    return seconds
 
 
 def _seconds_text(seconds: Any) -> str:
@@ -179,9 +180,7 @@ _NAME = _text(
     "use up to 63 letters, digits and . _ + -, a letter or digit first",
 )
 _OF_SITE = _text(r"^[^\s]{1,128}$")
-_CHARGED = _text(
-    "^[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}$", "`sacctmgr show associations` has the names"
-)
+_CHARGED = _text(CHARGED, "`sacctmgr show associations` has the names")
 _SIZE_OF: dict[str, Any] = {
     "metavar": "SIZE",
     "together": "memory",
@@ -329,7 +328,7 @@ class JobSpec:
     sbatch: tuple[str, ...] = option(
         "additional sbatch option; repeatable",
         (),
-        **listed({"type": "string", "maxLength": 10_000}),
+        **listed(_text(r"\S", "write NAME=VALUE", maxLength=10_000)),
         metavar="OPTION",
         example=["mail-type=END", "mail-user=me"],
     )

@@ -58,6 +58,12 @@ _DECLARED = {
     for entry in entries(JobSpec)
     if entry.key
 }
+_NAMES = {
+    word.lstrip("-").replace("_", "-")
+    for entry in entries(JobSpec)
+    for word in (entry.key, entry.flag, *entry.constants)
+    if word
+}
 JOB_KEYS = tuple(key for key, entry in _DECLARED.items() if entry.sweep)
 """The keys of a job that a sweep may vary; keys of no job become options of the program."""
 
@@ -223,7 +229,7 @@ def check_keys(
         if any(word.partition("=")[0] == f"--{key}" for word in base.program):
             message = f"--{key} is an argument of the program, and a key of --over"
             raise BadInput(message, hint=f"leave it there out, or write --{key} {{{key}}}")
-        if key.replace("_", "-") in {*_DECLARED, "licenses", "reservation"} - {*options}:
+        if key.replace("_", "-") in {*_NAMES, "licenses", "reservation"} - {*JOB_KEYS, *options}:
             message = f"--over {key}: all points of a sweep have the same"
             raise BadInput(message, hint=f"submit a sweep for each value; {write}")
         if close and key not in options:

@@ -31,6 +31,7 @@ DECIDING = tuple(
     for name in (
         "site/check.py",
         "results/gpus.py",
+        "slurm/options.py",
         "slurm/rules.py",
         "system/resources.py",
         "system/document.py",

@@ -23,6 +23,7 @@ from hpcdl.site.sections import (
     Waiver,
     no_default,
 )
+from hpcdl.slurm.options import CHARGED, TIME
 from hpcdl.system.declare import SWITCH, by_name, choice, listed, number, option, text, whole
 from hpcdl.system.frozen import dataclass
 
@@ -228,7 +229,7 @@ class Partition:
     max_time: str = option(
         "The longest time limit, as Slurm writes it",
         "1-00:00:00",
-        **text("^(?=.*[1-9])(\\d{1,4}-)?\\d{1,4}(:[0-5]\\d){0,2}$|^unlimited$"),
+        **text(f"^(?=.*[1-9])({TIME})$|^(unlimited|UNLIMITED|infinite|INFINITE)$"),
         example="24:00:00",
     )
     max_minutes: int = 0
@@ -241,9 +242,11 @@ class Partition:
         **by_name(text("^[^\\x00-\\x1f]{0,1000}$"), "^[A-Za-z_][A-Za-z0-9_]{0,100}$"),
         example="{NCCL_IB_HCA: mlx5}",
     )
-    account: str | None = option("Account for jobs here, instead of the site's", None, **text(NAME))
+    account: str | None = option(
+        "Account for jobs here, instead of the site's", None, **text(CHARGED)
+    )
     qos: str | None = option(
-        "Quality of service for jobs here, instead of the site's", None, **text(NAME)
+        "Quality of service for jobs here, instead of the site's", None, **text(CHARGED)
     )
     fellows: tuple[Partition, ...] = ()
 

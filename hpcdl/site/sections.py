@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpcdl.slurm.options import CHARGED
 from hpcdl.system.declare import PATH, SWITCH, by_name, choice, listed, number, option, text, whole
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
@@ -100,9 +101,11 @@ class SlurmDialect:
     )
     accounting: bool = option("Whether slurmdbd runs, so that `sacct` answers", False, **SWITCH)
     account: str | None = option(
-        "Account that jobs are charged to, where none is given", None, **text(NAME)
+        "Account that jobs are charged to, where none is given", None, **text(CHARGED)
     )
-    qos: str | None = option("Quality of service of jobs, where none is given", None, **text(NAME))
+    qos: str | None = option(
+        "Quality of service of jobs, where none is given", None, **text(CHARGED)
+    )
     select: str | None = option(
         "SelectType of slurm.conf behind the slash; `scontrol show config` shows it",
         None,

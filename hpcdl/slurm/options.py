@@ -1,12 +1,19 @@
-"""The options of sbatch and srun by release, from facts/slurm_options.yaml; Slurm's times."""
+"""The options of sbatch and srun by release, from facts/slurm_options.yaml; times and sizes."""
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import NamedTuple
 
 from hpcdl.facts import load
 from hpcdl.slurm.rules import Span, span
+
+TIME = r"(\d{1,5}-)?\d{1,7}(:\d{1,7}){0,2}|\d{1,5}-"
+"""What sbatch takes for a time limit, beside `unlimited`: seconds above 59 count as well."""
+CHARGED = r"^[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}$"
+"""The name of an account or of a quality of service."""
+_SIZE = re.compile(r"(\d{1,12})(?:([KMGT])B?)?", re.ASCII | re.IGNORECASE)
 
 
 class OptionFact(NamedTuple):
@@ -64,7 +71,7 @@ def slurm_minutes(text: str) -> int:
     if text.lower() in {"unlimited", "infinite"}:
         return 366 * 24 * 60
     days, _, rest = text.rpartition("-")
-    parts = [int(part) for part in rest.split(":")]
+    parts = [int(part or 0) for part in rest.split(":")]
     if days:
         hours, minutes, seconds = [*parts, 0, 0][:3]
     elif len(parts) == 3:
@@ -72,7 +79,14 @@ def slurm_minutes(text: str) -> int:
     else:
         hours, (minutes, seconds) = 0, [*parts, 0][:2]
     total = (int(days or 0) * 24 + hours) * 60 + minutes
-    return total + (1 if seconds else 0)
+    return total + -(-seconds // 60)
+
+
+def megabytes(text: str) -> int | None:
+    """A size as sbatch takes it, in MB and rounded up; None for what is none."""
+    found = _SIZE.fullmatch(text)
+    kilobytes = 1024 ** "KMGT".find((found[2] or "M").upper()) if found else 0
+    return -(-int(found[1]) * kilobytes // 1024) if found else None
 
 
 def walltime(minutes: int) -> str:

@@ -37,6 +37,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, field, fields, replace
 from functools import cache
@@ -243,6 +244,22 @@ def _property(entry: Declaration) -> Schema:
     return schema
 
 
+def for_editors(schema: Any) -> Any:
+    """The schema for editors, which type what has no quotes; of `2.15` our files have the text."""
+    if not isinstance(schema, dict):
+        return [for_editors(part) for part in schema] if isinstance(schema, list) else schema
+    published = {key: for_editors(part) for key, part in schema.items()}
+    also = []
+    if schema.get("type") == "string" and "enum" not in schema:
+        kinds = {"number": ("1", "1.5", "22.05", "535"), "boolean": ("true",)}
+        pattern = schema.get("pattern", "")
+        also = [k for k, texts in kinds.items() if any(re.search(pattern, one) for one in texts)]
+    if "default" in schema and "type" in schema:  # a key without a value means its default
+        also.append("null")
+        published |= {"enum": [*schema["enum"], None]} if "enum" in schema else {}
+    return {**published, "type": [schema["type"], *also]} if also else published
+
+
 # ---- files and Python ----
 
 
@@ -423,7 +440,8 @@ def _untyped(faults: _Faults, entry: Declaration, text: Any) -> Any:
         return dict(pair.partition("=")[::2] for pair in text)
     if entry.kind in {"string", "array"}:
         return text
-    return Scalar(str(text), False, _NOWHERE)
+    number = Scalar(str(text), False, _NOWHERE)
+    return number._replace(quoted=number.empty)  # `~` leaves out a value in a file only
 
 
 def to_argv(record: Any) -> list[str]:

@@ -41,6 +41,7 @@ _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 _SHOWN_FAULTS = 25
 _MOST_FAULTS = 1000
 _LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffe\uffff]")
 
 
 class Mark(NamedTuple):
@@ -60,7 +61,7 @@ class Scalar(NamedTuple):
     @property
     def empty(self) -> bool:
         """Whether the value is missing, `~` or `null`."""
-        return not self.quoted and self.text in {"", "~", "null"}
+        return not self.quoted and self.text in {"", "~", "null", "Null", "NULL"}
 
 
 class Sequence(NamedTuple):
@@ -288,7 +289,9 @@ def _syntax_fault(fault: yaml.YAMLError, lines: list[str]) -> Fault:
         hint = "each key begins a line, at the indent of its neighbours; quote text that has ': '"
     if mark is None:
         reason = getattr(fault, "reason", "")
-        return Fault(f"not YAML: {reason or problem}", Mark(1, 1), hint)
+        signs = ((row, _CONTROL.search(line)) for row, line in enumerate(lines, 1))
+        places = (Mark(row, sign.start() + 1) for row, sign in signs if sign)
+        return Fault(f"not YAML: {reason or problem}", next(places, Mark(1, 1)), hint)
     # libyaml reads ahead for keys, and from 0.2.6 on gives up at 1000 levels of its own.
     message = _TOO_DEEP if "nesting depth" in problem else f"not YAML: {problem}"
     return Fault(message, Mark(mark.line + 1, mark.column + 1), hint)
@@ -297,7 +300,11 @@ def _syntax_fault(fault: yaml.YAMLError, lines: list[str]) -> Fault:
 Schema = dict[str, Any]
 _INTEGER = re.compile(r"[-+]?[0-9]{1,18}\Z")
 _NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]{1,3})?\Z")
-_BOOLEANS = {"true": True, "false": False}
+_BOOLEANS = {
+    form: word == "true"
+    for word in ("true", "false")
+    for form in (word, word.title(), word.upper())
+}
 _OTHER_BOOLEANS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 _NAMES = {
     "object": "a mapping",

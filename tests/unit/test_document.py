@@ -41,7 +41,8 @@ def rendered(text, name="f.yaml"):
         ("a: [1\n", "2:1 not YAML"),
         ("a: 'x\n", "not YAML"),
         ("a: b: c\n", "1:5 not YAML: mapping values are not allowed"),
-        ("a: \x07\n", "not YAML: control characters are not allowed"),
+        ("a: \x07\n", "1:4 not YAML: control characters are not allowed"),
+        ("a: 1\nb: x\x00\n", "2:5 not YAML: control characters are not allowed"),
         ("%YAML 9.9\n---\na: 1\n", "not YAML: found incompatible YAML document"),
         *(
             (one * 200_000, f"nested deeper than {MAX_DEPTH} levels")

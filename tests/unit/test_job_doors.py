@@ -41,7 +41,7 @@ VALUES = {
     "job_dir": PATHS,
     "chdir": PATHS,
     "requeues": st.integers(0, 10_000),
-    "signal_before": st.integers(0, 99_999),
+    "signal_before": st.integers(0, 65_535),
     "setup": WORDS,
     "chain": st.integers(1, 100),
 }
@@ -86,19 +86,21 @@ TAKEN = {
     "account": ["proj@gpu", "_lab", "a,b"],
     "qos": ["a,b", "high+low"],
     "name": ["a+b"],
-    "mem": ["64G", "1000", "2t"],
-    "time": ["5", "1:00:00", "1-12"],
+    "mem": ["64G", "1000", "2t", "1025K"],
+    "time": ["5", "1:00:00", "1-12", "1-", "2:99"],
+    "signal_before": ["none", "65535"],
     "requeues": ["0"],
 }
 REFUSED = {
     "account": ["a b", "$(id)", "-x", "é", "a\n#SBATCH --x"],
     "qos": ["a b", "$(id)", "-x", "é", "a\n#SBATCH --x"],
     "name": [" ", "a b", "-x", "../x", "a/b", "a\nb", "$(id)", "a;b", "x" * 64, "é", "a\n"],
-    "mem": ["8Q", "0", "-1G"],
+    "mem": ["8Q", "0", "-1G", "64b"],
+    "signal_before": ["0", "65536"],
     "time": ["1h", "unlimited", "0"],
     **{key: ["0", "-1", "many", "1000001", "1.5"] for key in ("gpus", "nodes", "cpus_per_task")},
     "launcher": ["mpirun"],
-    "requeues": ["-1", "10001"],
+    "requeues": ["-1", "10001", "~"],
     "container": ["a,b"],
     "data": [" "],
     "chdir": [" "],
@@ -190,7 +192,12 @@ SWEPT = {
 
 
 @pytest.mark.parametrize(
-    "key", [(one.flag or f"--{one.key}")[2:].replace("_", "-") for one in ENTRIES.values()]
+    "key",
+    dict.fromkeys(
+        word.lstrip("-").replace("_", "-")
+        for one in ENTRIES.values()
+        for word in (one.flag or one.key, one.key, *one.constants)
+    ),
 )
 def test_a_sweep_varies_every_key_of_a_job_or_refuses_it_by_name(key, hpcdl, tmp_path):
     values = SWEPT.get(key, "true,false")
@@ -207,6 +214,11 @@ def test_a_sweep_varies_every_key_of_a_job_or_refuses_it_by_name(key, hpcdl, tmp
         assert len(texts) == len(values.split(","))
     else:
         assert f"--over {key}: all points of a sweep have the same" in done.err
+
+
+def test_a_key_as_files_write_it_is_led_to_the_option(hpcdl):
+    line = ["job", "sweep", "--site", "embedded", "--name", "x", "--over", "cpus_per_task=1,2"]
+    assert "did you mean 'cpus-per-task'?" in hpcdl(*line, "--", "true", code=2).err
 
 
 # job.yaml: the options of `job submit` as a file; options on the command line go before it.
@@ -251,7 +263,7 @@ def test_the_schema_is_valid_json_schema_and_knows_every_launcher():
         (["--name", "other"], "#SBATCH --job-name=other"),
         (["--env", "MORE=9"], "for hpcdl_name in LR KEEP MORE; do"),
         (["--module", "cuda/12"], "module load cuda/12 || hpcdl_leave 20"),
-        (["--", "echo", "b"], '  sh -c "$HPCDL_RANK" rank echo b &'),
+        (["--", "echo", "b"], '  sh -c "$HPCDL_RANK" rank echo b & hpcdl_step=$!'),
     ],
 )
 def test_options_go_before_the_file(job_file, hpcdl, words, line):

@@ -16,6 +16,7 @@ from hpcdl import facts
 from hpcdl.regress.identity import Series
 from hpcdl.regress.references import Reference as CheckReference
 from hpcdl.site.check import site_schema
+from hpcdl.system.declare import for_editors
 from hpcdl.system.document import InvalidDocument, check, parse_document
 from hpcdl.system.resources import folder
 
@@ -121,6 +122,8 @@ def test_the_verdict_is_that_of_jsonschema_on_mutated_documents(value):
     theirs = [one for one in Reference(SITE).iter_errors(value) if not reads_as_text(one)]
     ours = faults_of(value)
     assert bool(ours) == bool(theirs), (ours, [error.message for error in theirs])
+    # What hpcdl takes, editors take: numbers without quotes, keys without values.
+    assert ours or Reference(for_editors(SITE)).is_valid(value)
 
 
 def numbers(value):
@@ -197,6 +200,7 @@ def test_defaults_are_filled_in_and_scalars_typed_by_the_schema():
     values = {"nodes": 4, "ratio": 1.0, "name": "no", "kind": "gres", "on": True, "list": ["x"]}
     assert check(document, SCHEMA) == values
     assert document.faults == []
+    assert check(parse_document("nodes: 4\non: FALSE\n", "f.yaml"), SCHEMA)["on"] is False
 
 
 def test_many_thousand_unknown_keys_take_no_time():

@@ -148,6 +148,14 @@ def test_each_kind_of_fault_is_named(site_file, change, said):
     assert said in refused(site_file, change)
 
 
+@pytest.mark.parametrize(
+    "keys", ["account: proj@gpu", "account: _lab", "qos: 'a,b'", "max_time: UNLIMITED"]
+)
+def test_names_and_times_are_taken_as_slurm_takes_them(site_file, keys):
+    site_file.write_text(SITE.replace("    stack: tf", f"    stack: tf\n    {keys}"))
+    assert load_site(site_file)
+
+
 @pytest.mark.parametrize("value", ODD)
 @pytest.mark.parametrize("key", ["slurm", "paths", "partitions", "stacks", "default_partition"])
 def test_a_wrong_type_anywhere_is_a_fault_and_no_crash(site_file, key, value):

@@ -56,15 +56,22 @@ def test_arguments_have_a_bound_together_as_execve_has():
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("5", 5), ("0:30", 1), ("1:00:00", 60), ("2-00:00:00", 2880), ("1-12", 2160)],
+    [
+        ("5", 5),
+        ("0:30", 1),
+        ("1:00:00", 60),
+        ("2-00:00:00", 2880),
+        ("1-12", 2160),
+        ("1:75", 3),
+        ("1-", 1440),
+    ],
 )
 def test_times_are_taken_as_sbatch_takes_them(text, minutes):
     assert minutes_of(text) == minutes
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "x", "-1", "1h", "1:2:3:4", "1:75", "\u0665", "5\n", "1-", "unlimited", "0", "0:00"],
+    "text", ["", "x", "-1", "1h", "1:2:3:4", "\u0665", "5\n", "unlimited", "0", "0:00"]
 )
 def test_what_is_no_time_limit_is_refused(text):
     with pytest.raises(BadInput, match="is not a time limit"):

@@ -14,10 +14,16 @@ from typing import NamedTuple
 
 from hpcdl.jobs.lint.shell import Word
 from hpcdl.slurm.fits import ResourceRequest
-from hpcdl.slurm.options import OptionFact, known_options, letters, prefixes, slurm_minutes
+from hpcdl.slurm.options import (
+    TIME,
+    OptionFact,
+    known_options,
+    letters,
+    megabytes,
+    prefixes,
+    slurm_minutes,
+)
 
-_TIME = re.compile(r"(?:\d{1,5}-)?\d{1,7}(?::\d{1,2}){0,2}", re.A)
-_MEMORY = re.compile(r"(\d{1,12})([kmgt]?)b?", re.A | re.I)
 _LAST = re.compile(r"(\d{1,9})\s*\]?\Z", re.A)
 _PER_NODE = {"gpus-per-node", "gres"}
 _OPTION_LIST = re.compile(r"OPT|ARG|FLAG|PARAM|\[[@*]\]", re.I)
@@ -151,7 +157,8 @@ class Options:
     def minutes_of(self, name: str) -> int | None:
         """A time in minutes, rounded up; None where absent, unlimited or malformed."""
         limit = self.last(name)
-        return slurm_minutes(limit.text) if limit and _TIME.fullmatch(limit.text) else None
+        known = limit and re.fullmatch(TIME, limit.text, re.ASCII)
+        return slurm_minutes(limit.text) if limit and known else None
 
     @property
     def request(self) -> ResourceRequest:
@@ -161,7 +168,7 @@ class Options:
         asked = [gpus for gpus in counted if gpus.option is last[gpus.option.name]]
         array = _LAST.search(self.text("array").partition("%")[0].partition(":")[0])
         memory = {
-            name: _megabytes(self.text(name)) for name in ("mem", "mem-per-cpu", "mem-per-gpu")
+            name: megabytes(self.text(name)) for name in ("mem", "mem-per-cpu", "mem-per-gpu")
         }
         per_task = next(
             (gpus.number for gpus in asked if gpus.option.name == "gpus-per-task"), None
@@ -190,15 +197,6 @@ class Options:
         """The fewest nodes that --nodes allows."""
         match = _NODES.match(self.text("nodes"))
         return int(match[1]) if match else None
-
-
-def _megabytes(text: str) -> int | None:
-    """Memory as sbatch reads it, in MB; None where absent or malformed."""
-    match = _MEMORY.fullmatch(text)
-    if match is None:
-        return None
-    power = "kmgt".find(match[2].lower() or "m") - 1
-    return int(int(match[1]) * 1024.0**power)
 
 
 def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -> Options:
