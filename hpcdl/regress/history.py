@@ -13,7 +13,7 @@ import sqlite3
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import date, datetime, timedelta, timezone
 from functools import cache
 from itertools import groupby
@@ -106,21 +106,6 @@ class Means(NamedTuple):
         """The nights from a day on."""
         start = bisect_left(self.days, day)
         return Means._make(column[start:] for column in self) if start else self
-
-
-class FigurePoint(NamedTuple):
-    """The values of one result that a figure shows; `time` and the bounds as in `Result`."""
-
-    time: str
-    value: float | None
-    status: str
-    reference: float | None
-    low: float | None
-    high: float | None
-    release: str
-    driver: str
-    nodes: str
-    better: str = ""
 
 
 TYPES = {field.name: str(field.type) for field in fields(Result)}
@@ -245,11 +230,10 @@ class History:
             [on[-1] for on in places],
         )
 
-    def points(self, series: Series, since: str = "") -> list[FigurePoint]:
-        """A series as figures show it, oldest first, with the runs that gave no value."""
-        found = self._of(series, ", ".join(FigurePoint._fields), "ORDER BY time", since)
-        points = map(FigurePoint._make, found)
-        return [one._replace(value=None) if one.status == "ERROR" else one for one in points]
+    def points(self, series: Series, since: str = "") -> list[Result]:
+        """A series' results, oldest first; an error has no value."""
+        found = map(_result, self._of(series, ", ".join(COLUMNS), "ORDER BY time", since))
+        return [replace(one, value=None) if one.status == "ERROR" else one for one in found]
 
     def before(self, series: Series, day: str) -> tuple[str, str]:
         """Release and driver of a series' last value before a day."""
@@ -271,7 +255,7 @@ def series_of(result: Result) -> Series:
     return Series(*where, result.environment, result.unit, result.site)
 
 
-def night_of(result: Result | FigurePoint) -> Night:
+def night_of(result: Result) -> Night:
     """A result with a value, as drift detection takes it."""
     node = single_node(result.nodes)
     return Night(_day(result.time[:10]), result.value or 0.0, result.release, result.driver, node)

@@ -12,9 +12,9 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.regress.answer import Finding, causes_of
 from hpcdl.regress.gate import ask
-from hpcdl.regress.history import FigurePoint, history_path, open_history
+from hpcdl.regress.history import history_path, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.report.figures import MOST, layout_of, nodes_of, scaling, view
+from hpcdl.regress.report.figures import MOST, nodes_of, view
 from hpcdl.regress.report.page import (
     HEAD,
     TAIL,
@@ -39,18 +39,9 @@ RUN = "20261121-031000Z-ab12"
 
 
 def point(night, value=1000.0, **changes):
-    time = (nights.END + timedelta(days=night)).isoformat(timespec="seconds")
-    values = {
-        "reference": 1000.0,
-        "low": 900.0,
-        "high": None,
-        "release": "r1",
-        "driver": "580",
-        "nodes": "p100-[01-02]",
-        "status": "PASS",
-        **changes,
-    }
-    return FigurePoint(time, value, values.pop("status"), **values)
+    own = {"reference": 1000.0, "low": 900.0, "release": "r1", "driver": "580"}
+    own |= {"nodes": "p100-[01-02]", **changes}
+    return result(nights.END + timedelta(days=night), value, **own)
 
 
 def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bounds_change():
@@ -108,46 +99,6 @@ def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn():
     drawn = [*found.values["rows"]]
     assert (len(drawn), drawn[:3], drawn[-1]) == (MOST, ["n500", "n0", "n1"], "n999")
     assert found.subtitle == f"{MOST} nodes of 1,000, farthest from the median, last 3 nights"
-
-
-@pytest.mark.parametrize(
-    ("case", "expected"),
-    [
-        ("resnet50-4x8-synthetic-fp32", ("resnet50-synthetic-fp32", 32)),
-        ("2x1", ("", 2)),
-        ("default", None),
-        ("lstm-0x3f", None),
-    ],
-)
-def test_a_case_that_names_its_layout_belongs_to_a_family(case, expected):
-    assert layout_of(case) == expected
-
-
-def family(*measured):
-    """The one family of views of check, case and images/s."""
-    (found,) = scaling(
-        [
-            view(Series(check, case, "p100", SERIES[3], unit="images/s"), [point(0, value)])
-            for check, case, value in measured
-        ]
-    )
-    return found
-
-
-def test_scaling_is_held_against_the_smallest_layout():
-    found = family(("throughput", "mlp-4x2-a", 700.0), ("throughput", "mlp-1x2-a", 200.0))
-    rows = {ranks: [text for _, text in cells] for ranks, cells in found.values["rows"].items()}
-    percent = "{}\N{NO-BREAK SPACE}%"
-    assert rows == {
-        "2": ["200", "200", percent.format(100), "200 to 200"],
-        "8": ["700", "800", percent.format(88), "700 to 700"],
-    }
-
-
-def test_a_scaling_check_starts_at_the_rate_of_one_rank_alone():
-    found = family(("alone", "mlp-1x1-a", 100.0), ("scaling_small", "mlp-1x2-a", 150.0))
-    assert found.subtitle.startswith("scaling_small")
-    assert found.values["rows"]["2"][2][1].startswith("75")
 
 
 def test_what_needs_a_person_stands_first():

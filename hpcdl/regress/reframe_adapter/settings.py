@@ -14,7 +14,6 @@ import pprint
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,22 +31,6 @@ if TYPE_CHECKING:
 
 Modules = Mapping[str, Module]
 """What jobs load, by partition: different stacks may serve them."""
-
-
-@dataclass(frozen=True)
-class CheckEnvironment:
-    """An environment of ReFrame: commands that a script runs first, and why.
-
-    It is for these partitions, all where there are none; compilers are of C, C++ and Fortran.
-    """
-
-    name: str
-    comment: str
-    prepare: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-    features: tuple[str, ...] = ()
-    compilers: tuple[str, str, str] = ("gcc", "g++", "gfortran")
-    nvcc: str = "nvcc"
 
 
 def reframe_name(text: str) -> str:
@@ -86,57 +69,57 @@ def render_settings(
 
 def environments(
     site: Site, modules: Modules, partitions: Sequence[str]
-) -> tuple[CheckEnvironment, ...]:
-    """The environments that the checks name; `tensorflow` once per module that there is."""
+) -> tuple[Mapping[str, Any], ...]:
+    """The environments that the checks name; `tensorflow` once per module that there is.
+
+    What ReFrame knows of each, why it is there, and the partitions that it is for, all by default.
+    """
     users: dict[Module, list[str]] = {}
     for name in partitions:
         users.setdefault(modules[name], []).append(name)
-    return (
-        CheckEnvironment("hpcdl", "hpcdl's checks bring the whole script of a user's job"),
-        *(
-            CheckEnvironment(
-                "tensorflow",
-                "the published release, loaded by ReFrame",
-                _prepare(site, module),
-                tuple(map(reframe_name, names)) if len(users) > 1 else (),
-                ("tensorflow", "python"),
-            )
-            for module, names in users.items()
-        ),
-        CheckEnvironment("gnu", "the machine's own compilers", features=("openmp",)),
-        CheckEnvironment(
-            "gnu-mpi",
-            "the same, by the wrappers of its MPI",
-            features=("mpi", "openmp"),
-            compilers=("mpicc", "mpicxx", "mpifort"),
-        ),
-        *_cuda(site, partitions),
-    )
-
-
-def _cuda(site: Site, partitions: Sequence[str]) -> tuple[CheckEnvironment, ...]:
+    found: list[dict[str, Any]] = [
+        {"name": "hpcdl", "comment": "hpcdl's checks bring the whole script of a user's job"}
+    ]
+    found += [
+        {
+            "name": "tensorflow",
+            "comment": "the published release, loaded by ReFrame",
+            "prepare_cmds": _prepare(site, module),
+            "features": ["tensorflow", "python"],
+            "partitions": names if len(users) > 1 else (),
+        }
+        for module, names in users.items()
+    ]
+    mpi = {"cc": "mpicc", "cxx": "mpicxx", "ftn": "mpifort"}
+    found += [
+        {"name": "gnu", "comment": "the machine's own compilers", "features": ["openmp"]},
+        {
+            "name": "gnu-mpi",
+            "comment": "the same, by the wrappers of its MPI",
+            "features": ["mpi", "openmp"],
+            **mpi,
+        },
+    ]
     home = next((one.cuda_home for one in site.stacks.values() if one.cuda_home), None)
     gpus = [one.label for one in site.by_groups(partitions) if one.gpu]
-    if home is None or not gpus:
-        return ()
-    path = f"export PATH={bash_word(str(home / 'bin'))}:$PATH"
-    return (
-        CheckEnvironment(
-            "cuda",
-            "the site's CUDA",
-            (path,),
-            tuple(map(reframe_name, gpus)),
-            ("cuda", "openmp"),
-            nvcc=str(home / "bin" / "nvcc"),
-        ),
-    )
+    if home and gpus:
+        cuda = {
+            "name": "cuda",
+            "comment": "the site's CUDA",
+            "prepare_cmds": [f"export PATH={bash_word(str(home / 'bin'))}:$PATH"],
+            "features": ["cuda", "openmp"],
+            "nvcc": str(home / "bin" / "nvcc"),
+            "partitions": gpus,
+        }
+        found.append(cuda)
+    return tuple(found)
 
 
-def _prepare(site: Site, module: Module) -> tuple[str, ...]:
+def _prepare(site: Site, module: Module) -> list[str]:
     found = [f"source {bash_word(str(site.paths.lmod_init))}", "module --force purge"]
     if module.folder is not None:
         found.append(f"module use {bash_word(str(module.folder))}")
-    return (*found, *(f"module load {bash_word(name)} || exit 20" for name in module.names))
+    return [*found, *(f"module load {bash_word(name)} || exit 20" for name in module.names)]
 
 
 def partition_settings(
@@ -203,14 +186,17 @@ def _resources(site: Site, partition: Partition) -> list[dict[str, Any]]:
 def _template() -> jinja2.Template:
     environment = templates("reframe")
     environment.filters["py"] = _literal
-    environment.filters["targets"] = lambda names, system: [f"{system}:{one}" for one in names]
-    environment.filters["for_partition"] = _names_for
+    environment.filters["targets"] = lambda names, system: (
+        [f"{system}:{reframe_name(one)}" for one in names] or [system]
+    )
+    environment.filters["for_partition"] = lambda environments, partition: [
+        *dict.fromkeys(
+            one["name"]
+            for one in environments
+            if partition in map(reframe_name, one.get("partitions") or (partition,))
+        )
+    ]
     return environment.get_template("settings.py.j2")
-
-
-def _names_for(environments: Sequence[CheckEnvironment], partition: str) -> list[str]:
-    names = [one.name for one in environments if partition in (one.partitions or (partition,))]
-    return [*dict.fromkeys(names)]
 
 
 def _literal(value: Any, indent: int = 0) -> str:

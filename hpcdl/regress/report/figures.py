@@ -4,10 +4,9 @@ A night is one date with the value that drift sees; `low` and `high` are its run
 there are several. Levels are the stretches between the changes that the gate found, each with its
 robust spread. Every text that a reader sees is made here.
 
-Cases whose names differ only in their layout (`resnet50-4x8-...`: nodes x ranks of a node) are
-one family; the ideal is the smallest layout's rate times the ranks. A node's cell in the table of
-nodes is the median, over the series of its partition, of its value against that night's median of
-all nodes: what all nodes share, such as a slower release, is therefore not in it.
+A node's cell in the table of nodes is the median, over the series of its partition, of its value
+against that night's median of all nodes: what all nodes share, such as a slower release, is
+therefore not in it.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from typing import Any
 
 from hpcdl.regress.answer import WARNING, Finding
 from hpcdl.regress.estimate import nightly, spread_of
-from hpcdl.regress.history import FigurePoint, single_node
+from hpcdl.regress.history import Result, single_node
 from hpcdl.regress.identity import Series, better_of
-from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 
 _NAMED = 8
@@ -34,9 +32,7 @@ _NAMED = 8
 NIGHTS, MOST = 28, 60
 """Nights, and nodes, that a table of nodes shows: more rows than that nobody reads."""
 _SLOWER, _SLOW = -0.02, -0.05
-_LAYOUT = re.compile(r"(?:^|-)(\d+)x(\d+)(?=-|$)")
-_RATE = re.compile(r"/s$|per_second|throughput")
-_RECENT, _SPARKS = 14, 30
+_SPARKS = 30
 _NONE = Series("", "", "", "")
 Cell = tuple[str, str]
 """A cell of a table: its tone and its text."""
@@ -67,7 +63,7 @@ class Figure:
 
 def view(
     series: Series,
-    points: Sequence[FigurePoint],
+    points: Sequence[Result],
     lost: Iterable[str] = (),
     findings: Sequence[Finding] = (),
     name: str = "",
@@ -106,7 +102,7 @@ def view(
     )
 
 
-def _columns(nights: Sequence[tuple[str, list[FigurePoint]]]) -> dict[str, Any]:
+def _columns(nights: Sequence[tuple[str, list[Result]]]) -> dict[str, Any]:
     """The nights column by column; `low` and `high` only where a night has several runs."""
     days = [day for day, _ in nights]
     each = [[point.value or 0.0 for point in rows] for _, rows in nights]  # as they were measured
@@ -144,7 +140,7 @@ def describe_metric(name: str) -> str:
     return name.replace("_", " ")
 
 
-def better_of_points(unit: str, points: Sequence[FigurePoint]) -> str:
+def better_of_points(unit: str, points: Sequence[Result]) -> str:
     """Which values of a series are better, by its newest result; see `better_of`."""
     last = points[-1] if points else None
     return better_of(unit, last.low, last.high, last.better) if last else ""
@@ -165,7 +161,7 @@ def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _nodes(rows: Sequence[FigurePoint]) -> str:
+def _nodes(rows: Sequence[Result]) -> str:
     names = sorted({point.nodes for point in rows} - {""})
     return "+".join(names)[:80] if len(names) <= _NAMED else f"{len(names):,} nodes"
 
@@ -180,7 +176,7 @@ def _offsets(days: Sequence[str], start: Sequence[str]) -> list[int]:
 
 
 def _steps(
-    nights: Sequence[tuple[str, list[FigurePoint]]], what: Callable[[FigurePoint], Any]
+    nights: Sequence[tuple[str, list[Result]]], what: Callable[[Result], Any]
 ) -> list[list[Any]]:
     """Where a value changes: pairs of the night's index and the value from then on."""
     found: list[list[Any]] = []
@@ -210,57 +206,8 @@ def _change(finding: Finding, days: Sequence[str]) -> list[dict[str, Any]]:
     return [{"tone": "bad", "kind": finding.kind, "night": days.index(began), **label}]
 
 
-def layout_of(case: str) -> tuple[str, int] | None:
-    """A case's family and number of ranks, None where its name holds no layout."""
-    found = _LAYOUT.search(case)
-    if found is None:
-        return None
-    family = (case[: found.start()] + case[found.end() :]).strip("-")
-    return family, int(found[1]) * int(found[2])
-
-
-def scaling(views: Iterable[Figure]) -> list[Figure]:
-    """The families that were measured with at least two numbers of ranks, as tables."""
-    families: dict[tuple[str, str, str, str], dict[int, list[float]]] = defaultdict(dict)
-    units = {}
-    for view in views:
-        one, placed = view.series, layout_of(view.series.case)
-        if placed and placed[1] and _RATE.search(one.metric + one.unit):
-            key = (one.place, one.check, placed[0], one.metric)
-            families[key][placed[1]] = view.values["value"][-_RECENT:]
-            units[key] = one.unit
-    tables = list[Figure]()
-    for key in sorted(families):
-        place, check, family, metric = key
-        # The first point of a scaling check, one rank of the same night, is a check of its own.
-        alone = families.get((place, "alone", family, metric), {}) if check[:7] == "scaling" else {}
-        rates = dict(sorted({**alone, **families[key]}.items()))
-        if len(rates) < 2:
-            continue
-        first = next(iter(rates))
-        head = ["Ranks", f"Tonight ({units[key]})", "Ideal", "Share", f"Last {_RECENT} nights"]
-        rows = {
-            str(ranks): _share(each, rates[first][-1] / first * ranks)
-            for ranks, each in rates.items()
-        }
-        title, subtitle = family or check, f"{check} \N{MIDDLE DOT} {describe_metric(metric)}"
-        values = {"head": head, "rows": rows}
-        tables.append(Figure(f"x{len(tables)}", title, subtitle, place, values))
-    return tables
-
-
-def _share(recent: Sequence[float], ideal: float) -> list[Cell]:
-    """The cells of one number of ranks: rate, ideal, their ratio, and what is usual."""
-    share = f"{recent[-1] / ideal if ideal else 0.0:.0%}".replace("%", "\N{NO-BREAK SPACE}%")
-    usual = f"{number(min(recent))} to {number(max(recent))}"
-    return [("", text) for text in (number(recent[-1]), number(ideal), share, usual)]
-
-
 def nodes_of(
-    partition: str,
-    series: Iterable[Sequence[FigurePoint]],
-    slow: Iterable[str] = (),
-    name: str = "",
+    partition: str, series: Iterable[Sequence[Result]], slow: Iterable[str] = (), name: str = ""
 ) -> Figure | None:
     """The table of a partition's nodes, None where fewer than two were ever compared.
 
@@ -314,7 +261,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
-def _by_night(points: Sequence[FigurePoint]) -> dict[str, dict[str, list[float]]]:
+def _by_night(points: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
     nights: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         node = single_node(point.nodes)

@@ -18,14 +18,14 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from hpcdl.regress.answer import SLOW_NODE, Finding, GateAnswer, causes_of
 from hpcdl.regress.formats import Run
-from hpcdl.regress.history import FigurePoint, History, single_node
+from hpcdl.regress.history import History, Result, single_node
 from hpcdl.regress.identity import LOWER, Series, place_of
 from hpcdl.regress.report import figures
 from hpcdl.regress.report.figures import Figure, describe_metric, signed
@@ -95,7 +95,7 @@ def _case(series: Series) -> tuple[str, str, str]:
     return series.check, series.case, series.place
 
 
-def _views(points: Mapping[Series, list[FigurePoint]], answer: GateAnswer) -> list[Figure]:
+def _views(points: Mapping[Series, list[Result]], answer: GateAnswer) -> list[Figure]:
     """Every series that has values; runs without any number belong to all series of their case."""
     findings: dict[Series, list[Finding]] = {}
     for finding in (*answer.findings, *answer.warnings):
@@ -110,7 +110,7 @@ def _views(points: Mapping[Series, list[FigurePoint]], answer: GateAnswer) -> li
 
 
 def _sections(
-    points: Mapping[Series, list[FigurePoint]], shown: Sequence[Figure], answer: GateAnswer
+    points: Mapping[Series, list[Result]], shown: Sequence[Figure], answer: GateAnswer
 ) -> dict[str, Sequence[Figure]]:
     """The figures of each section of the page."""
     slow = [hit for hit in (*answer.findings, *answer.warnings) if hit.kind == SLOW_NODE]
@@ -124,13 +124,13 @@ def _sections(
         for index, partition in enumerate(sorted({series.partition for series in points}))
     ]
     drawn = [table for table in maps if table]
-    return {"time": shown, "scaling": figures.scaling(shown), "nodes": drawn}
+    return {"time": shown, "nodes": drawn}
 
 
-def _as_rates(unit: str, points: Sequence[FigurePoint]) -> Sequence[FigurePoint]:
+def _as_rates(unit: str, points: Sequence[Result]) -> Sequence[Result]:
     if figures.better_of_points(unit, [one for one in points if one.value is not None]) != LOWER:
         return points
-    return [one._replace(value=1 / one.value if one.value else None) for one in points]
+    return [replace(one, value=1 / one.value if one.value else None) for one in points]
 
 
 def _attention(
