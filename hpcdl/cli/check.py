@@ -259,7 +259,7 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     from hpcdl.regress.ci import DAYS, KINDS
 
     add = parser.add_argument
-    add("kind", choices=(*KINDS, "grafana"), help="system that runs it, or shows its results")
+    add("kind", choices=KINDS, help="system that runs it")
     add("--output", type=Path, metavar="PATH", help="output file; for systemd a directory")
     add("--at", default="02:00", metavar="HH:MM", help="start of the nightly checks (02:00)")
     add("--day", default="sunday", choices=DAYS, help="day of the weekly checks (sunday)")
@@ -272,10 +272,9 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
 
 @command("hpcdl check ci gitlab --output .gitlab-ci.yml", _ci_options, changes=True)
 def _ci(args: argparse.Namespace) -> ExitCode:
-    """Render a nightly pipeline (GitLab, GitHub, scrontab, systemd), or a dashboard."""
+    """Render a nightly pipeline: GitLab, GitHub, scrontab or systemd."""
     from hpcdl.regress.ci import (
         Request,
-        dashboard,
         explained,
         render,
         site_file,
@@ -298,7 +297,7 @@ def _ci(args: argparse.Namespace) -> ExitCode:
     if args.explain:
         text = explained(site, request)
         return show(args, {"explained": text.splitlines()}, text)
-    files = dashboard() if args.kind == "grafana" else render(args.kind, site, request)
+    files = render(args.kind, site, request)
     if args.output is None or args.dry_run:
         several = len(files) > 1
         texts = [f"# {name}\n{text}" if several else text for name, text in files.items()]

@@ -93,7 +93,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
         "--format",
         "NAME",
         "markdown (default), html: a page of verdicts, history, nodes and logs; junit, prometheus, "
-        "openmetrics, json",
+        "json",
         default="markdown",
     ),
     option("--output", "FILE", "write to FILE, not to the screen", type=Path),

@@ -2,16 +2,16 @@
 
 All four do the same, as far as each can: refresh the build cache, check a merge request, and run
 `check night` every night and every week, whose status is that of the checks and the gate. What is
-run is worked out here as a shell's arguments; the templates (templates/ci) only lay it out. Every
-name of the site passes through the quoting of the place where it stands.
+run is worked out here; the templates (templates/ci) only lay it out. A shell, YAML, GitHub, systemd
+and a crontab each quote in a way of their own: a word that would need it is refused.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pwd
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from hpcdl.regress.answer import Finding, GateAnswer, gate_text
 from hpcdl.regress.gate import answer_now
 from hpcdl.regress.identity import Series
@@ -31,7 +29,7 @@ from hpcdl.regress.run_directory import last_page, reports_directory
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import explain_os_errors, make_directory, write_atomic
-from hpcdl.system.resources import folder, templates
+from hpcdl.system.resources import templates
 from hpcdl.system.run import module_argv
 from hpcdl.system.trust import require_own
 
@@ -92,12 +90,13 @@ def site_file(kind: str, site: Site, given: str | None) -> str:
 def render(kind: str, site: Site, request: Request) -> dict[str, str]:
     """The pipeline's files by name.
 
-    `kind` is one of `KINDS`. Raises BadInput: a time or a day that is none.
+    `kind` is one of `KINDS`. Raises BadInput: a time that is none, a word that would need quotes.
     """
-    for text in filter(None, map(str, vars(request).values())):
-        if not text.isprintable():
-            raise BadInput(f"{text!r} cannot be written to a pipeline: it has control characters")
     values = _values(site, request)
+    for word in (*filter(None, map(str, vars(request).values())), site.name, values["reports"]):
+        if not _PLAIN.fullmatch(word):
+            hint = "name it by letters, digits and . / : = @ , + - _ alone"
+            raise BadInput(f"{word!r} cannot be written to a pipeline", hint=hint)
     if kind == "systemd":
         return _systemd(values)
     if kind == "scrontab":
@@ -145,12 +144,6 @@ def explained(site: Site, request: Request) -> str:
     return "\n".join(lines)
 
 
-def dashboard() -> dict[str, str]:
-    """A dashboard of Grafana over what `check report --format prometheus` writes."""
-    path = folder("templates") / "grafana" / "dashboard.json"
-    return {"hpcdl-dashboard.json": path.read_text(encoding="utf-8")}
-
-
 def write(files: Mapping[str, str], output: Path) -> list[Path]:
     """Write a pipeline: one file to `output`, several into it as a directory; their paths."""
     single = len(files) == 1 and not output.is_dir()
@@ -196,10 +189,10 @@ def _systemd(values: dict[str, Any]) -> dict[str, str]:
             name=name,
             summary=summary,
             when=values[name],
-            argvs=values["commands"][name],
+            commands=values["lines"][name],
         )
         for name, summary in units
-        if values["commands"][name]
+        if values["lines"][name]
         for kind in ("service", "timer")
     }
 
@@ -212,7 +205,7 @@ def _values(site: Site, request: Request) -> dict[str, Any]:
     builds = [[*command, "stack", "build", "--name", name, *where] for name in sorted(site.stacks)]
     notify = ["--notify", request.notify] if request.notify else []
     often = ["--runs", str(request.runs)] if request.runs > 1 else []
-    night = [*command, "check", "night", *often, *notify, *where]
+    night = " ".join([*command, "check", "night", *often, *notify, *where])
     return {
         **vars(request),
         "site": site.name,
@@ -220,17 +213,18 @@ def _values(site: Site, request: Request) -> dict[str, Any]:
         "nightly": _clock(hour, minute),
         "weekly": _clock(hour + _WEEKLY_AFTER, minute, DAYS.index(request.day)),
         "cache": _clock(hour - _CACHE_BEFORE, minute),
-        "lines": {"nightly": shlex.join(night), "weekly": shlex.join([*night, "--weekly"])},
-        "builds": [shlex.join(build) for build in builds],
-        "commands": {"cache": builds, "nightly": [night], "weekly": [[*night, "--weekly"]]},
-        "smoke": _NO_HISTORY + shlex.join([*command, "check", "run", "--tag", "smoke", *where]),
-        "gate": shlex.join([*command, "check", "gate", *where]),
+        "lines": {
+            "cache": [" ".join(build) for build in builds],
+            "nightly": [night],
+            "weekly": [f"{night} --weekly"],
+        },
+        "smoke": _NO_HISTORY + " ".join([*command, "check", "run", "--tag", "smoke", *where]),
+        "gate": " ".join([*command, "check", "gate", *where]),
         "report": {
-            name: shlex.join([*command, "check", "report", f"{reports}/{name}.json", *where])
+            name: " ".join([*command, "check", "report", f"{reports}/{name}.json", *where])
             for name in _RUNS
         },
         "reports": reports,
-        "keep": shlex.join(["cp", "-r", "--", reports, "reports"]),
     }
 
 
@@ -301,43 +295,8 @@ def _clock(hour: int, minute: int, day: int | None = None) -> dict[str, str]:
     return {"cron": cron, "calendar": f"{name}*-*-* {hour % 24:02d}:{minute:02d}:00"}
 
 
-def yaml_text(text: object) -> str:
-    """Text as a double-quoted scalar of YAML, whatever it holds."""
-    return yaml.safe_dump(str(text), default_style='"', width=sys.maxsize).strip()
-
-
-def github_text(text: object) -> str:
-    """As `yaml_text`; what GitHub would take for an expression stays as it is."""
-    return yaml_text(str(text).replace("${{", "${{ '${{' }}"))
-
-
-def systemd_line(words: Sequence[str]) -> str:
-    """Words as the command line of ExecStart; of its program no variable is expanded."""
-    program, *rest = map(systemd_argv, words)
-    return " ".join([program.replace("$$", "$"), *rest])
-
-
-def systemd_argv(text: object) -> str:
-    """Text as one word of ExecStart, quoted if need be (systemd.service(5), systemd.syntax(7))."""
-    if _PLAIN.fullmatch(str(text)):
-        return str(text)
-    escaped = str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return '"' + escaped.replace("%", "%%").replace("$", "$$") + '"'
-
-
-def one_line(text: object) -> str:
-    """Text for a comment: on one line, without what a terminal would obey."""
-    return "".join(c for c in str(text) if c.isprintable())
-
-
-def unit_text(text: object) -> str:
-    """Text for a line of a unit, in which `%` begins a specifier (systemd.unit(5))."""
-    return one_line(text).replace("%", "%%")
-
-
 def _fill(template: str, **values: object) -> str:
+    """A template, filled in; a YAML scalar is quoted as JSON is."""
     environment = templates("ci", trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(
-        yaml=yaml_text, github=github_text, exec=systemd_line, line=one_line, unit=unit_text
-    )
+    environment.filters["yaml"] = json.dumps
     return environment.get_template(template).render(**values)

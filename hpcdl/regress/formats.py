@@ -178,16 +178,10 @@ def as_json(run: Run, answer: GateAnswer | None = None) -> str:
     return json.dumps({**run, **more}, indent=2) + "\n"
 
 
-def as_openmetrics(run: Run, answer: GateAnswer | None = None) -> str:
-    """The same as OpenMetrics 1.0, for readers over HTTP."""
-    return as_prometheus(run, answer) + "# EOF\n"
-
-
 FORMATS: dict[str, Callable[..., str]] = {
     "markdown": as_markdown,
     "junit": as_junit,
     "prometheus": as_prometheus,
-    "openmetrics": as_openmetrics,
     "json": as_json,
 }
 

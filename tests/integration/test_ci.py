@@ -8,17 +8,14 @@ import pytest
 
 from hpcdl.regress.ci import Request, render, this_command
 from tests.make.sites import shipped
-from tests.unit.test_ci import hostile
 
 SITES = ("p100-v100-k80", "a100-h100", "pi", "embedded")
 
 
 def written(kind, folder):
-    """The pipelines of all shipped sites, and of one with hostile paths."""
-    sites = [*map(shipped, SITES), hostile(shipped("pi"), folder)]
-    request = Request("a b'\"$(x)${{ y }}%z", user="hpc", command=this_command())
-    paths = []
-    for index, site in enumerate(sites):
+    """The pipelines of all shipped sites."""
+    request, paths = Request("site.yaml", user="hpc", command=this_command()), []
+    for index, site in enumerate(map(shipped, SITES)):
         for name, text in render(kind, site, request).items():
             paths.append(folder / str(index) / name)
             paths[-1].parent.mkdir(exist_ok=True)
