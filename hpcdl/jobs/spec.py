@@ -23,6 +23,7 @@ from hpcdl.system.declare import (
     option,
     read_file,
     schema_of,
+    text,
     whole,
 )
 from hpcdl.system.errors import BadInput
@@ -143,11 +144,11 @@ def _variables(values: Mapping[str, str]) -> Mapping[str, str]:
 
 def check_environment(environment: Mapping[str, str]) -> None:
     """Raise BadInput for a variable that would not reach the program as it is."""
-    for key, text in environment.items():
+    for key, value in environment.items():
         if key in _RESERVED or key.startswith("hpcdl_"):
             message = f"cannot set the variable {key}: bash or the job's script uses it itself"
             raise BadInput(message, hint="choose another name")
-        _check_text(text, f"has a value of {key} that")
+        _check_text(value, f"has a value of {key} that")
 
 
 def _check_text(text: str, what: str) -> None:
@@ -169,18 +170,12 @@ def _shown(text: str) -> str:
 # ---- the declaration ----
 
 
-def _text(pattern: str, form: str = "", **more: Any) -> dict[str, Any]:
-    """Return the schema of a text; `form` is the error message's description of valid values."""
-    named = {"patternErrorMessage": form} if form else {}
-    return {"type": "string", "pattern": pattern, **named, **more}
-
-
-_NAME = _text(
+_NAME = text(
     "^[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}$",
     "use up to 63 letters, digits and . _ + -, a letter or digit first",
 )
-_OF_SITE = _text(r"^[^\s]{1,128}$")
-_CHARGED = _text(CHARGED, "`sacctmgr show associations` has the names")
+_OF_SITE = text(r"^[^\s]{1,128}$")
+_CHARGED = text(CHARGED, "`sacctmgr show associations` has the names")
 _SIZE_OF: dict[str, Any] = {
     "metavar": "SIZE",
     "together": "memory",
@@ -252,7 +247,7 @@ class JobSpec:
         example="{NCCL_IB_HCA: mlx5}",
         read=_variables,
         type="object",
-        propertyNames=_text("^[A-Za-z_][A-Za-z0-9_]{0,100}$", "write NAME=VALUE"),
+        propertyNames=text("^[A-Za-z_][A-Za-z0-9_]{0,100}$", "write NAME=VALUE"),
         additionalProperties={"type": "string", "maxLength": _LONGEST_ARGUMENT},
     )
     account: str | None = option("account to charge", None, sweep=True, free=True, **_CHARGED)
@@ -271,7 +266,7 @@ class JobSpec:
         sweep=True,
         read=_seconds_of,
         write=_seconds_text,
-        **_text(r"^(none|[1-9][0-9]{0,4})$", "write seconds, such as 300, or none"),
+        **text(r"^(none|[1-9][0-9]{0,4})$", "write seconds, such as 300, or none"),
     )
     setup: tuple[str, ...] = option(
         "line of bash before the program starts, such as `source venv/bin/activate`; repeatable",
@@ -279,7 +274,7 @@ class JobSpec:
         metavar="LINE",
         example=["ulimit -n 4096"],
         type="array",
-        items=_text(r"^[^\x00-\x1f\x7f]{1,10000}$", "write one line of bash"),
+        items=text(r"^[^\x00-\x1f\x7f]{1,10000}$", "write one line of bash"),
     )
     ask_partition: bool = option(
         "write the partition into the script",
@@ -323,7 +318,7 @@ class JobSpec:
         None,
         metavar="IMAGE",
         example="/images/tensorflow.sif",
-        **_text(r"^[A-Za-z0-9/._~][^\x00-\x1f,]{0,1000}$", "give what the site's runtime takes"),
+        **text(r"^[A-Za-z0-9/._~][^\x00-\x1f,]{0,1000}$", "give what the site's runtime takes"),
     )
     sbatch: tuple[str, ...] = option(
         "additional sbatch option; repeatable",
@@ -366,7 +361,7 @@ class JobSpec:
         constants={"--no-module": ([], "load no module")},
         metavar="NAME[/VERSION]",
         type="array",
-        items=_text(r"^[A-Za-z0-9_][^\s]{0,200}$", "write NAME/VERSION"),
+        items=text(r"^[A-Za-z0-9_][^\s]{0,200}$", "write NAME/VERSION"),
     )
     nice: int | None = option(
         "lower the job's priority by this value",

@@ -18,11 +18,11 @@
     to_argv(wish); written(wish); shape(wish)             # and back
     schema_of(Wish, "A wish."); entries(Wish)             # for editors, docs, sweeps, completion
 
-A datum has two forms. The *written* form is what YAML, JSON and the command line hold and what the
-JSON Schema (draft 2020-12) describes: `time: 1:30:00`. The *value* is what the program uses: 90.
-`read` makes the value of a checked written form, `write` is its inverse. `read` may raise BadInput;
-its message continues the datum's name: "is no time limit". Every door, command line, file and
-Python, checks the written form by the same function, `system.schema.check_node`.
+A datum has a *written* form, that of YAML, JSON and the command line, which the JSON Schema (draft
+2020-12) describes, such as `time: 1:30:00`, and the *value* that the program uses, 90. `read` makes
+the value of a checked written form, `write` is its inverse. `read` may raise BadInput; its message
+continues the datum's name: "is no time limit". Every door, command line, file and Python, checks
+the written form by the same function, `document.check_node`.
 
 `key` is the name in files ("": the field's name; None: neither in files nor an option). `flag` is
 the option ("": the key with dashes; None: none). `constants` are options that stand for one written
@@ -39,7 +39,7 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, field, fields, replace
+from dataclasses import MISSING, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -52,9 +52,10 @@ from hpcdl.system.text import count_of
 
 COUNT: Schema = {"type": "integer", "minimum": 1, "maximum": 1_000_000}
 SWITCH: Schema = {"type": "boolean"}
-PATH: Mapping[str, Any] = {"type": "string", "pattern": "^/", "read": Path, "write": str}
+PATH: Mapping[str, Any] = {"type": "string", "pattern": "^/", "read": Path}
 _NOWHERE = Mark(0, 0)
 _METAVARS = {"integer": "N", "number": "X"}
+_SEVERAL = {"array", "object"}
 _Record = TypeVar("_Record")
 _Path = tuple[str | int, ...]
 _Note = Callable[[_Path, BadInput], None]
@@ -72,8 +73,11 @@ def whole(minimum: int, maximum: int) -> Schema:
 
 def text(pattern: str, allowed: str = "") -> Schema:
     """The schema of a text that a regular expression describes; `allowed` says how."""
-    hint = {"patternErrorMessage": allowed} if allowed else {}
-    return {"type": "string", "pattern": pattern, **hint}
+    return {"type": "string", **_pattern(pattern, allowed)}
+
+
+def _pattern(pattern: str, allowed: str) -> Schema:
+    return {"pattern": pattern, **({"patternErrorMessage": allowed} if allowed else {})}
 
 
 def choice(*words: str) -> Schema:
@@ -88,13 +92,19 @@ def listed(items: Schema) -> Schema:
 
 def by_name(values: Schema | type, names: str, allowed: str = "") -> Schema:
     """The schema of a mapping, whose names a regular expression describes; `allowed` says how."""
-    hint = {"patternErrorMessage": allowed} if allowed else {}
-    pattern = {"pattern": names, **hint}
-    return {"type": "object", "propertyNames": pattern, "additionalProperties": values}
+    names_of = _pattern(names, allowed)
+    return {"type": "object", "propertyNames": names_of, "additionalProperties": values}
 
 
-def _same(value: Any) -> Any:
-    return value
+def _plain(value: Any) -> Any:
+    """The usual written form: paths are text, tuples lists, declared records mappings."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
+    return written(value) if is_dataclass(value) else value
 
 
 class Declaration(NamedTuple):
@@ -113,8 +123,8 @@ class Declaration(NamedTuple):
     section: str = ""
     required: bool | None = None
     of: type | None = None
-    read: Callable[[Any], Any] = _same
-    write: Callable[[Any], Any] = _same
+    read: Callable[[Any], Any] | None = None
+    write: Callable[[Any], Any] = _plain
     name: str = ""
     default: Any = MISSING
 
@@ -140,48 +150,14 @@ def option(
     schema = {"type": "object", **schema} if "of" in own else schema
     schema |= {"examples": [example]} if example is not None else {}
     inner = schema.get("items", schema.get("additionalProperties"))
-    make, back = _FORMS.get(kind := str(schema["type"]), (_same, _as_text))
-    plain = {"metavar": _METAVARS.get(kind, "NAME"), "read": make, "write": back}
-    if isinstance(inner, type):
-        plain |= {"of": inner, "flag": None, "write": _several_written}
-    elif "of" in own:
-        plain |= {"flag": None, "write": written}
-    entry = Declaration(help, schema, **{"required": default is MISSING, **plain, **own})
+    usual = {"metavar": _METAVARS.get(str(schema["type"]), "NAME"), "required": default is MISSING}
+    usual |= {"of": inner} if isinstance(inner, type) else {}
+    usual |= {"flag": None} if {"of"} & {*usual, *own} else {}
+    entry = Declaration(help, schema, **{**usual, **own})
     if isinstance(default, Mapping):
         frozen = MappingProxyType(dict(default))
         return field(default_factory=lambda: frozen, metadata={"declared": entry})
     return field(default=default, metadata={"declared": entry})
-
-
-_Turn = Callable[[Any], Any]
-
-
-def _as_text(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def _frozen(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    return MappingProxyType(dict(values))
-
-
-def _several_written(values: Any) -> Any:
-    if isinstance(values, Mapping):
-        return {name: written(value) for name, value in values.items()}
-    return [written(value) for value in values]
-
-
-def _unfrozen(values: Any) -> Any:
-    return dict(values) if isinstance(values, Mapping) else values
-
-
-def _as_list(values: Any) -> Any:
-    return list(map(_as_text, values)) if isinstance(values, (tuple, list)) else values
-
-
-_FORMS: Mapping[str, tuple[_Turn, _Turn]] = {
-    "array": (tuple, _as_list),
-    "object": (_frozen, _unfrozen),
-}
 
 
 def entries(cls: type) -> tuple[Declaration, ...]:
@@ -278,10 +254,15 @@ def read_file(cls: type, document: Document, version: int | None = None) -> dict
     return {key: value for key, value in values.items() if key != "schema"}
 
 
-def build(cls: type[_Record], values: Mapping[str, Any], note: _Note | None = None) -> _Record:
-    """Return the record of checked written forms; errors of `read` go to `note`, or are raised."""
+def _refuse(path: _Path, fault: BadInput) -> None:
+    raise BadInput(f"'{path[-1]}' {fault.message}", hint=fault.hint) from fault
+
+
+def build(cls: type[_Record], values: Mapping[str, Any], note: _Note = _refuse) -> _Record:
+    """Return the record of checked written forms; `note` gets the errors of `read`, or raises."""
     found = values_of(cls, values, note)
-    if note and any(one.default is MISSING and one.name not in found for one in entries(cls)):
+    missing = (one.name for one in entries(cls) if one.default is MISSING)
+    if note is not _refuse and any(name not in found for name in missing):
         return None  # type: ignore[return-value]  # the faults of the document say what is missing
     return cls(**found)
 
@@ -291,7 +272,7 @@ def changed(record: _Record, values: Mapping[str, Any]) -> _Record:
     return replace(record, **values_of(type(record), values))  # type: ignore[type-var]
 
 
-def values_of(cls: type, values: Mapping[str, Any], note: _Note | None = None) -> dict[str, Any]:
+def values_of(cls: type, values: Mapping[str, Any], note: _Note = _refuse) -> dict[str, Any]:
     """The values of checked written forms by attribute, for a class with more attributes."""
     return {
         entry.name: _value(entry, values[entry.key], (entry.key,), note)
@@ -300,25 +281,25 @@ def values_of(cls: type, values: Mapping[str, Any], note: _Note | None = None) -
     }
 
 
-def _value(entry: Declaration, text: Any, path: _Path, note: _Note | None) -> Any:
+def _value(entry: Declaration, text: Any, path: _Path, note: _Note) -> Any:
     parts = list(text.values()) if isinstance(text, dict) else text
     if entry.of is None and isinstance(parts, list) and None in parts:
         return None  # a part has a fault, which is noted already
-    if entry.of is None or entry.read not in (_same, tuple, _frozen):
+    if entry.read:
         try:
             return entry.read(text)
         except BadInput as fault:
-            if note is None:
-                raise BadInput(f"'{path[-1]}' {fault.message}", hint=fault.hint) from fault
             return note(path, fault)
 
     def one(value: Any, *more: str | int) -> Any:
-        below = (lambda inner, fault: note((*path, *more, *inner), fault)) if note else None
-        return build(entry.of or object, value, below)
+        def below(inner: _Path, fault: BadInput) -> None:
+            note((*path, *more, *inner), fault)
+
+        return build(entry.of, value, _refuse if note is _refuse else below) if entry.of else value
 
     if isinstance(text, list):
         return tuple(one(row, index) for index, row in enumerate(text))
-    if entry.schema.get("additionalProperties"):
+    if isinstance(text, dict) and not (entry.of and "additionalProperties" not in entry.schema):
         return MappingProxyType({name: one(row, name) for name, row in text.items()})
     return one(text)
 
@@ -330,7 +311,9 @@ def check(record: _Record) -> _Record:
         value = getattr(record, entry.name)
         if value != entry.default:
             text = faults.check(entry, entry.write(value), entry.name)
-            values[entry.name] = text if faults.faults else _value(entry, text, (entry.name,), None)
+            values[entry.name] = (
+                text if faults.faults else _value(entry, text, (entry.name,), _refuse)
+            )
     faults.refuse()
     return replace(record, **values)  # type: ignore[type-var]
 
@@ -407,7 +390,7 @@ def configure(parser: argparse.ArgumentParser, cls: type, leave_out: Collection[
         if entry.flag and entry.kind == "boolean":
             group.add_argument(entry.flag, action="store_const", const="true", **how)
         elif entry.flag:
-            many = "append" if entry.kind in _FORMS else "store"
+            many = "append" if entry.kind in _SEVERAL else "store"
             group.add_argument(entry.flag, action=many, metavar=entry.metavar, **how)
         for flag, (_, text) in entry.constants.items():
             group.add_argument(flag, dest=flag, action="store_true", default=None, help=text)
