@@ -415,14 +415,9 @@ def _build(args: argparse.Namespace) -> ExitCode:
 
 def _make(plan: ReleasePlan, line: StatusLine) -> Release:
     """Build one release."""
-    from hpcdl.stack.build import BuildPlan, build
-    from hpcdl.stack.spack_backend.spack_build import SpackPlan, build_spack, progress
+    from hpcdl.stack.spack_backend.spack_build import progress
 
-    say = progress_teller()
-    if isinstance(plan, BuildPlan):
-        return build(plan, say)
-    assert isinstance(plan, SpackPlan)
-    return build_spack(plan, say, progress(line))
+    return plan.make(progress_teller(), progress(line))
 
 
 def _lack(plan: ReleasePlan, *, only_look: bool = False) -> HpcdlError | None:

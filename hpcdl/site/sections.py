@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl.slurm.options import CHARGED
 from hpcdl.system.declare import PATH, SWITCH, by_name, choice, listed, number, option, text, whole
@@ -157,9 +157,28 @@ class Paths:
     )
 
 
-BACKENDS = {"wheels": "wheels", "spack": "Spack", "spack-wheels": "Spack with wheels"}
-"""How a stack is built, and how it is called: from PyPI's wheels; compiled from source by Spack; by
-Spack from the overlay's wheels."""
+class Backend(NamedTuple):
+    """A way to build stacks. `words` name it; `versions` is the column of the facts that has its.
+
+    `planner` is the function below hpcdl.stack that plans a release, whose plan makes it.
+    `compiles`: from source, by the site's compilers. `own_python`: a Python is chosen with the
+    wheels, and one build serves all CPUs of a kind.
+    """
+
+    words: str
+    versions: str
+    planner: str
+    compiles: bool = False
+    own_python: bool = False
+
+
+_SPACK = "spack_backend.spack_build:plan_spack"
+BACKENDS = {
+    "wheels": Backend("wheels", "wheels", "build:plan_wheels", own_python=True),
+    "spack": Backend("Spack", "spack", _SPACK, compiles=True),
+    "spack-wheels": Backend("Spack with wheels", "spack-wheels", _SPACK),
+}
+"""From PyPI's wheels; compiled from source by Spack; by Spack from the overlay's wheels."""
 OLD_BACKENDS = {"venv": "wheels"}
 
 

@@ -11,16 +11,18 @@ the cache. The same inputs give the same id, and then there is nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hpcdl import __version__
 from hpcdl.site import Site, StackRequest
+from hpcdl.site.sections import BACKENDS
 from hpcdl.stack import horovod, tree
 from hpcdl.stack.linked import prefer_own_libraries
 from hpcdl.stack.modules import SITE_FILE
@@ -41,7 +43,6 @@ from hpcdl.stack.recipe import (
 )
 from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, digest, read_release, releases_folder
 from hpcdl.stack.resolve import Resolver, find_request
-from hpcdl.stack.spack_backend.spack_build import plan_spack
 from hpcdl.stack.tree import build_slot, new_tree, record_release, require_space, sha256
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
@@ -141,6 +142,10 @@ class BuildPlan(ReleasePlan):
             needs = {cache("uv"): self.recipe.tree_gb, **needs}
         require_space(needs, only_look=only_look)
 
+    def make(self, say: Say, show: Callable[[str, int], None]) -> Release:
+        """Build it: see `build`."""
+        return build(self, say)
+
     def details(self) -> dict[str, Any]:
         """Return the JSON values that only a plan from wheels has."""
         return {
@@ -160,7 +165,7 @@ class BuildPlan(ReleasePlan):
         return Release(
             id=name,
             stack=self.request.name,
-            backend="wheels",
+            backend=self.request.backend,
             root=root,
             module=recipe.module,
             versions=self.versions(),
@@ -191,7 +196,7 @@ class BuildPlan(ReleasePlan):
 
 
 def plan_wheels(
-    site: Site, request: StackRequest, names: tuple[str, ...], served: tuple[str, ...]
+    site: Site, request: StackRequest, names: tuple[str, ...], served: tuple[str, ...], **_: bool
 ) -> BuildPlan:
     """The plan of one build from wheels: for the partitions `names`, recorded as for `served`.
 
@@ -301,16 +306,15 @@ def plan_stack(
     ]
     if not wanted:
         raise BadInput(f"stack '{request.name}' does not serve partition '{partition}'")
+    module, _, function = BACKENDS[request.backend].planner.partition(":")
+    plan = getattr(import_module(f"hpcdl.stack.{module}"), function)
     plans: list[ReleasePlan] = []
     blocked = []
     for names in wanted:
         every = len(groups) == 1 and set(names) == set(site.partitions)
         served = request.partitions if every else names
         try:
-            if request.backend == "wheels":
-                plans.append(plan_wheels(site, request, names, served))
-            else:
-                plans.append(plan_spack(site, request, names, served, alone=len(groups) == 1))
+            plans.append(plan(site, request, names, served, alone=len(groups) == 1))
         except (MissingPrerequisite, BadInput) as fault:
             blocked.append(Blocked(names, fault))
     return tuple(plans), tuple(blocked)

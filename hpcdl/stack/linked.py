@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
+from hpcdl.site.sections import BACKENDS
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve_facts import same_generation, serves
 from hpcdl.system.resources import scratch_directory
@@ -269,7 +270,7 @@ def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
             faults.append(f"TensorFlow takes {name} from {place}, not from the release")
     if "nccl" in release.versions and "horovod" in release.versions:
         faults += _other_nccl(packages, opened.get(_NCCL), resolved)
-    if release.backend == "wheels" and not faults:
+    if BACKENDS[release.backend].own_python and not faults:
         faults += _taken_from_elsewhere(packages, inside, resolved, run)
     return list(dict.fromkeys(faults)), len(objects)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from types import MappingProxyType
@@ -127,6 +127,10 @@ class ReleasePlan:
 
     def require_tools(self, *, only_look: bool) -> None:
         """Raise the same for a release that does not exist yet."""
+        raise NotImplementedError
+
+    def make(self, say: Callable[[str], None], show: Callable[[str, int], None]) -> Release:
+        """Build the release, or return it where it exists; `show` is told how far it is."""
         raise NotImplementedError
 
     def expected(self) -> Release:

@@ -17,7 +17,7 @@ from functools import cache
 
 from hpcdl import facts
 from hpcdl.site import Gpu, Partition, Site, StackRequest
-from hpcdl.site.sections import BACKENDS
+from hpcdl.site.sections import BACKENDS, Backend
 from hpcdl.stack.release import MODULE
 from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, evidence_of, known
 from hpcdl.stack.resolve_solution import Resolution, Setting, driver_notes, fix, make_problem, solve
@@ -152,9 +152,9 @@ class Resolver:
             return resolution
         models = {model for part in parts for model in part.gpu_models}
         several = " with all its GPU models" if len(models) > 1 and len(names) == 1 else ""
+        what = "wheels fit" if BACKENDS[stack.backend].own_python else "set of versions fits"
         raise MissingPrerequisite(
-            f"no {'wheels fit' if stack.backend == 'wheels' else 'set of versions fits'} partition "
-            f"'{resolution.partition}'{several} by {stack.backend}",
+            f"no {what} partition '{resolution.partition}'{several} by {stack.backend}",
             details=[
                 line for chain in resolution.problems for line in chain_lines(chain, resolution.gpu)
             ],
@@ -174,9 +174,9 @@ class Resolver:
             chosen = find_request(self.site)
         if chosen is not None:
             yield chosen, True
-        for way in BACKENDS:
-            if chosen is not None and way == chosen.backend:
-                continue
+        for way, backend in BACKENDS.items():
+            if way != backend.versions or (chosen is not None and way == chosen.backend):
+                continue  # what another way installs, it is told of that one
             stacks = (one for one in self.site.stacks.values() if one.backend == way)
             other = next((one for one in stacks if part.name in self.members(one)), None)
             alone = chosen or StackRequest("", way, (part.name,), {})
@@ -228,22 +228,22 @@ class Resolver:
         """Return the setting that decides the versions of partitions that share a build."""
         nodes = _nodes(parts, stack)
         compute, driver = nodes[0] if nodes else (None, None)
-        spack = stack.backend == "spack"
+        backend = BACKENDS[stack.backend]
         also: dict[object, tuple[str, str | None]] = {}
         for gpu, other in nodes[1:]:
             also.setdefault((gpu, _driver_class(other)), (gpu, other))
         setting = Setting(
-            backend=stack.backend,
+            backend=backend.versions,
             compute=compute,
             driver=driver,
-            compilers=self.site.spack.compilers if spack else (),
-            pmix=self.site.slurm.pmix if spack else None,
+            compilers=self.site.spack.compilers if backend.compiles else (),
+            pmix=self.site.slurm.pmix if backend.compiles else None,
             pins=tuple(sorted(stack.pins.items())),
             stack=stack.name,
             also=tuple(sorted(also.values(), key=lambda one: (sort_key(one[0]), one[1] or ""))),
             horovod=stack.horovod,
         )
-        return _with_python(setting) if stack.backend == "wheels" else setting
+        return _with_python(setting) if backend.own_python else setting
 
     def _resolution(
         self, part: Partition, stack: StackRequest, decided: Setting, wanted: bool
@@ -259,9 +259,9 @@ class Resolver:
         model = part.gpu.model if part.gpu else None
         if wanted:
             _refuse_pins(f"partition '{part.name}'", model, stack, solution.problems)
-        wheels = _no_wheels(part.gpu, stack.backend)
+        wheels = _no_wheels(part.gpu, BACKENDS[stack.backend])
         versions = {one.component: one.version for one in solution.choices}
-        values = {**versions, "backend": stack.backend}
+        values = {**versions, "backend": decided.backend}
         # The build that was tried as a whole, with every GPU that it serves.
         served = [one for one in (decided.compute, *(gpu for gpu, _ in decided.also)) if one]
         rows = (*self._evidence, *known().tried) if not wheels else ()
@@ -285,7 +285,7 @@ class Resolver:
 def _own_notes(part: Partition, stack: StackRequest) -> Iterator[str]:
     """Yield notes on a stack here: unusual CPUs, and the site's requests."""
     gpu = part.gpu
-    if gpu and gpu.figures.machine != _USUAL and stack.backend == "spack":
+    if gpu and gpu.figures.machine != _USUAL and BACKENDS[stack.backend].compiles:
         yield f"{facts.load('gpus')['machines'][gpu.figures.machine]['spack']} [doubtful]"
     if stack.renamed:
         yield f"the site file says `backend: {stack.renamed}`, the old name of `{stack.backend}`"
@@ -331,13 +331,13 @@ def _by_model(partition: Partition) -> list[Partition]:
     return sorted(models.values(), key=lambda one: sort_key(one.gpu.compute if one.gpu else ""))
 
 
-def _no_wheels(gpu: Gpu | None, backend: str) -> tuple[tuple[Rule, ...], ...]:
+def _no_wheels(gpu: Gpu | None, backend: Backend) -> tuple[tuple[Rule, ...], ...]:
     """The chain of rules against wheels for a GPU whose CPUs have none; empty as a rule."""
-    if gpu is None or gpu.figures.machine == _USUAL or backend == "spack":
+    if gpu is None or gpu.figures.machine == _USUAL or backend.compiles:
         return ()
     row = facts.load("gpus")["machines"][gpu.figures.machine]
     wheel = next(one for one in row["packages"] if one["package"] == "tensorflow")
-    why = f"{gpu.model} is in nodes with {gpu.figures.machine} CPUs: {row[backend]}"
+    why = f"{gpu.model} is in nodes with {gpu.figures.machine} CPUs: {row[backend.versions]}"
     need = Condition("tensorflow", Range(wheel["newest"]))
     return ((Rule((), need, why, wheel["source"], wheel["proof"], origin="offer"),),)
 
@@ -351,7 +351,7 @@ def computes_of(site: Site, stack: StackRequest, names: Sequence[str]) -> tuple[
 def _cpus(part: Partition, stack: StackRequest) -> str:
     """Return what a build's CPUs must share: their kind; if Spack compiles, their target too."""
     machine = part.gpu.figures.machine if part.gpu else _USUAL
-    return machine if stack.backend == "wheels" else f"{machine} {part.target}"
+    return machine if BACKENDS[stack.backend].own_python else f"{machine} {part.target}"
 
 
 def _nodes(parts: Sequence[Partition], stack: StackRequest) -> list[tuple[str, str | None]]:

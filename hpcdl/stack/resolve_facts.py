@@ -457,7 +457,7 @@ def _subject(condition: Condition, gpu: str | None) -> str:
     if condition.variable.startswith(OTHER_GPU):
         return f"{title_of(condition.variable)}, which the same build serves,"
     if condition.variable == "backend":
-        return BACKENDS[condition.range.text]
+        return BACKENDS[condition.range.text].words
     return f"{title_of(condition.variable)} {_range(condition)}"
 
 

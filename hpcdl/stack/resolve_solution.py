@@ -330,7 +330,7 @@ def _full(names: str, resolution: Resolution, sources: Sources) -> list[str]:
     lines = [paint(_head(names, resolution), "bold")]
     if resolution.tried is not None:
         lines += _wrapped("  tried as a whole: ", [resolution.tried.source])
-    elif resolution.backend != "spack" and resolution.choices:
+    elif resolution.choices and not BACKENDS[resolution.backend].compiles:
         lines.append("  resolved only: no build of these versions for these GPUs was tried")
     for chain in resolution.problems:
         lines += [f"  does not fit: {line}" for line in chain_lines(chain, resolution.gpu, sources)]
@@ -371,7 +371,7 @@ def _brief(names: str, resolution: Resolution) -> str:
     shown = [name for name in ("tensorflow", "cuda", "cudnn", "nccl", "python") if name in versions]
     text = ", ".join(f"{title_of(name)} {versions[name]}" for name in shown)
     against = "; ".join(chain[-1].why for chain in resolution.problems)
-    return f"{names} by {BACKENDS[resolution.backend]} instead: {against or text}"
+    return f"{names} by {BACKENDS[resolution.backend].words} instead: {against or text}"
 
 
 def _head(names: str, resolution: Resolution) -> str:

@@ -64,6 +64,10 @@ class SpackPlan(ReleasePlan):
         solved = lock.is_file() and stamp.is_file() and stamp.read_text() == self.stamp(lock)
         return lock if solved else None
 
+    def make(self, say: Say, show: Show) -> Release:
+        """Build it: see `build_spack`."""
+        return build_spack(self, say, show)
+
     def stamp(self, lock: Path) -> str:
         """Return the digest of a lock file and of its inputs, recipes included."""
         texts = {str(path): text for path, text in self.files.items()}
