@@ -323,7 +323,7 @@ class JobSpec:
     sbatch: tuple[str, ...] = option(
         "additional sbatch option; repeatable",
         (),
-        **listed(_text(r"\S", "write NAME=VALUE", maxLength=10_000)),
+        **listed({**text(r"\S", "write NAME=VALUE"), "maxLength": 10_000}),
         metavar="OPTION",
         example=["mail-type=END", "mail-user=me"],
     )
