@@ -137,6 +137,21 @@ def test_p100_with_pcie_is_within_12_percent_of_sxm2_on_one_gpu_and_two(model):
         assert sxm / pcie == pytest.approx(1, abs=0.12)
 
 
+@pytest.mark.parametrize(
+    ("model", "batch", "published"),
+    [("alexnet", 1024, 14.65), ("googlenet", 128, 14.25), ("resnet50", 32, 15.34)],
+)
+def test_sixteen_p40_speed_up_as_published(model, batch, published):
+    """Caffe-MPI 2.0, 4 nodes of 4 over 56 Gb/s; its rows are not among those of the fit."""
+    p40, work = (
+        of_gpu("P40", "pcie3", 28, network_link("infiniband", 56), 2),
+        Workload(network(model), batch),
+    )
+    one = from_facts(p40, work).seconds
+    step = predict_step(p40, work, one, 16, 4)
+    assert 16 * one / step.seconds == pytest.approx(published, rel=0.07)
+
+
 def test_where_no_row_joins_gpu_and_network_the_range_is_wider(pi):
     joined, borrowed, unseen = (
         answer(ScalingRequest(pi.partition("k80"), model, gpus="1")).calibration
