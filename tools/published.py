@@ -232,7 +232,7 @@ def machine_of(row: PublishedRow, gpus: int) -> Machine | None:
     said = _CORES.search(row.hardware)  # such as `32 cores` or `2x 20 cores`
     cores = row.cores or (int(said[1] or 1) * int(said[2]) if said else 0) or host["cores"]
     between = network_link(host["fabric"], host["network_gbps"])
-    machine = of_gpu(kind, link or usual, cores, between, host["roots"])
+    machine = of_gpu(kind, link or usual, cores, between)
     return replace(machine, name=host["match"] or "assumed host", per_node=gpus // row.nodes)
 
 
@@ -269,7 +269,8 @@ def _fabric(folded: str) -> str:
 class Side:
     """One end of a comparison: so many GPUs on so many nodes of a machine.
 
-    `images` are those of one GPU between exchanges, of all its passes.
+    `images` are those of one GPU between exchanges, of all its passes. `server_rate` is bytes per
+    second of one way between a GPU and parameter servers in host memory, one shard per node.
     """
 
     machine: Machine
@@ -277,6 +278,7 @@ class Side:
     gpus: int
     nodes: int
     images: int
+    server_rate: float
 
 
 @dataclass(frozen=True)
@@ -358,7 +360,22 @@ def _pair(row: PublishedRow, base: PublishedRow | None) -> ComparedPair | str:
 
 def _side(row: PublishedRow, machine: Machine, work: Workload) -> Side:
     work = replace(work, plan=plan_of(row)) if row.update == "fsdp" else work
-    return Side(machine, work, row.gpus or 1, row.nodes, work.batch * row.accumulation)
+    gpus, nodes = row.gpus or 1, row.nodes
+    rate = _server_rate(row, machine, gpus // nodes)
+    return Side(machine, work, gpus, nodes, work.batch * row.accumulation, rate)
+
+
+def _server_rate(row: PublishedRow, machine: Machine, local: int) -> float:
+    """Bytes per second of a GPU: over the root ports that those of a node share, and the network.
+
+    A GPU sends all its gradients, the other nodes' shards over the network.
+    """
+    host = next(one for one in _hosts()["hosts"] if one["match"] in row.hardware)
+    root = of_gpu(machine.gpu, usual_link(gpu_named(machine.gpu)._replace(nvlink=False)), 1, None)
+    seconds = max(1.0, local / host["roots"]) / root.inside.bandwidth
+    if row.nodes > 1:
+        seconds = max(seconds, local * ((row.nodes - 1) / row.nodes) / machine.between.bandwidth)
+    return 1 / seconds
 
 
 def plan_of(row: PublishedRow) -> ModelSplit:

@@ -147,12 +147,21 @@ def _parts(side: Side, image: float) -> tuple[tuple[float, float], float]:
         computing, losses = split_step(paced, side.work.plan, side.gpus)
         part = computing / compute
         return (part * math.log2(side.gpus), 0.0), part + sum(losses.values()) / compute - 1
-    local = max(1, side.gpus // side.nodes)
-    sent = exchange_seconds(side.machine, side.work, local, side.nodes)[0] / compute
+    sent = _exchange(side) / compute
     wait = side.work.feed.wait(compute, side.images, side.gpus, side.nodes) / compute
     if side.work.form == "no_overlap":
         return (math.log2(side.gpus), 0.0), sent + wait
     return (math.log2(side.gpus), sent), wait
+
+
+def _exchange(side: Side) -> float:
+    """Seconds of an exchange where nothing hides it: an all-reduce, or both ways of servers."""
+    machine, net, local = side.machine, side.work.net, max(1, side.gpus // side.nodes)
+    if side.work.form != "parameter_server" or side.gpus < 2:
+        return exchange_seconds(machine, side.work, local, side.nodes)[0]
+    latency = machine.inside.latency + (machine.between.latency if side.nodes > 1 else 0.0)
+    sent = net.parameters * side.work.gradient_bytes / side.server_rate
+    return 2 * sent + 2 * net.tensors * latency
 
 
 def fit_law(found: Sequence[LawPair]) -> tuple[float, ...]:

@@ -101,8 +101,7 @@ class Machine:
     """Equal nodes of equal GPUs.
 
     `flops` by precision (fp32, tf32, half), `memory_rate` in bytes per second, `memory` in bytes;
-    0 is unknown. `inside` links the GPUs of a node; `roots` PCIe root ports have `root` bytes per
-    second each. `network` is None where it is not known.
+    0 is unknown. `inside` links the GPUs of a node; `network` is None where it is not known.
     """
 
     name: str
@@ -113,8 +112,6 @@ class Machine:
     cores: int
     flops: tuple[float, float, float] = (0.0, 0.0, 0.0)
     memory_rate: float = 0.0
-    roots: int = 1
-    root: float = _CPU_LINK.bandwidth
     per_node: int = 1
     nodes: int = 0
     compute: str = ""
@@ -159,7 +156,7 @@ def of_partition(partition: PredictedNodes) -> Machine:
             cores=cores,
         )
         return replace(machine, per_node=partition.sockets, nodes=partition.nodes)
-    machine = of_gpu(gpu, usual_link(gpu), cores, network, partition.sockets)
+    machine = of_gpu(gpu, usual_link(gpu), cores, network)
     return replace(machine, name=partition.name, per_node=gpu.per_node, nodes=partition.nodes)
 
 
@@ -174,11 +171,11 @@ def usual_link(gpu: Gpu) -> str:
     return gpu.figures.fabric or ("nvlink" if gpu.nvlink else _pcie(gpu))
 
 
-def of_gpu(gpu: Gpu | str, link: str, cores: int, network: Link | None, roots: int = 1) -> Machine:
+def of_gpu(gpu: Gpu | str, link: str, cores: int, network: Link | None) -> Machine:
     """A machine of one GPU per node: its figures as they are known, the rest as given.
 
-    `link` joins the GPUs of a node (a row of facts/links.yaml); a node has `cores` physical cores
-    and `roots` PCIe root ports. Where a GPU has no units for a precision, fp32's is its peak.
+    `link` joins the GPUs of a node (a row of facts/links.yaml); a node has `cores` physical cores.
+    Where a GPU has no units for a precision, fp32's is its peak.
     """
     kind = gpu_named(gpu) if isinstance(gpu, str) else gpu
     fp32 = kind.figures.fp32_tflops or 0.0
@@ -195,8 +192,6 @@ def of_gpu(gpu: Gpu | str, link: str, cores: int, network: Link | None, roots: i
         inside=_link(link, kind),
         network=network,
         cores=cores,
-        roots=max(1, roots),
-        root=_link(_pcie(kind), kind).bandwidth,
         compute=kind.compute,
     )
 
@@ -270,20 +265,6 @@ def allreduce(machine: Machine, local: int, nodes: int) -> tuple[MessageCost, ..
     passes = 4 * math.ceil(math.log2(nodes)) * outside.latency
     joined = MessageCost(inside.latency + passes, inside.rate + 2 / outside.bandwidth)
     return ring, joined
-
-
-def parameter_server(machine: Machine, local: int, nodes: int) -> MessageCost:
-    """One way between the GPUs and parameter servers in host memory, one shard per node.
-
-    Every GPU sends (or fetches) all its gradients: within the node over the root ports that
-    its GPUs share; to the other nodes' shards over the network, `local` times the bytes.
-    """
-    rate = max(1.0, local / machine.roots) / machine.root
-    latency = machine.inside.latency
-    if nodes > 1:
-        rate = max(rate, local * ((nodes - 1) / nodes) / machine.between.bandwidth)
-        latency += machine.between.latency
-    return MessageCost(latency, rate)
 
 
 # ---- networks ----

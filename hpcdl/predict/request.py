@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -176,14 +177,6 @@ class ScalingPoint(NamedTuple):
         return self.gpus * self.seconds / _HOUR
 
 
-class Choices(NamedTuple):
-    """The recommended counts; None where no count meets the limits."""
-
-    fastest: ScalingPoint | None
-    cheapest: ScalingPoint | None
-    efficient: ScalingPoint | None
-
-
 @dataclass(frozen=True)
 class Forecast:
     """Counts of GPUs, what they give, and what to take; `images` are those of an epoch.
@@ -200,23 +193,6 @@ class Forecast:
     left_out: str = ""
     price: float | None = None
     found: tuple[str, ...] = ()
-
-    @cached_property
-    def choices(self) -> Choices:
-        """Fastest: most images per second. Cheapest: fewest GPU-hours of those in time.
-
-        Efficient: the most GPUs whose loss is at most the limit. Counts that do not fit into
-        memory, and those beyond the partition, are never chosen.
-        """
-        real = [point for point in self.points if point.fits and not point.beyond]
-        most = _HOUR * (self.request.deadline_hours or math.inf)
-        timely = [point for point in real if point.seconds <= most]
-        thrifty = [point for point in real if point.efficiency >= 1 - _LOSS]
-        return Choices(
-            max(real, key=lambda p: p.images_per_second, default=None),
-            min(timely, key=lambda p: (p.gpu_hours, p.gpus), default=None),
-            max(thrifty, key=lambda p: p.gpus, default=None),
-        )
 
     def cost(self, point: ScalingPoint) -> float | None:
         """Return the training's cost, None if a GPU-hour has no price."""
@@ -256,6 +232,35 @@ class Forecast:
             f"{needs / GIGA:,.0f} GB, and the {self.machine.gpu} has {has / GIGA:g} GB; "
             f"{smallest_that_fits(self.machine, self.work)}"
         )
+
+
+Choice = tuple[Forecast, ScalingPoint]
+
+
+def choose(found: Sequence[Forecast]) -> dict[str, Choice | None]:
+    """The recommended counts of forecasts of one question; None where none meets the limits.
+
+    fastest: most images per second. cheapest: least money where all have a price, else fewest
+    GPU-hours, of those in time. efficient: the most GPUs whose loss is at most the limit. Counts
+    that do not fit into memory, and those beyond the partition, are never chosen.
+    """
+    real = [(f, p) for f in found for p in f.points if p.fits and not p.beyond]
+    most = _HOUR * (found[0].request.deadline_hours or math.inf)
+    priced = all(forecast.price is not None for forecast in found)
+
+    def spent(choice: Choice) -> tuple[float, int]:
+        forecast, point = choice
+        return (forecast.cost(point) or 0.0) if priced else point.gpu_hours, point.gpus
+
+    return {
+        "fastest": max(real, key=lambda one: one[1].images_per_second, default=None),
+        "cheapest": min((one for one in real if one[1].seconds <= most), key=spent, default=None),
+        "efficient": max(
+            (one for one in real if one[1].efficiency >= 1 - _LOSS),
+            key=lambda one: one[1].gpus,
+            default=None,
+        ),
+    }
 
 
 def answer(request: ScalingRequest) -> Forecast:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.predict.machine import CPU, GIGA
-from hpcdl.predict.request import Forecast, ScalingPoint, smallest_that_fits
+from hpcdl.predict.request import Forecast, ScalingPoint, choose, smallest_that_fits
 from hpcdl.predict.step import Workload
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
@@ -42,29 +42,23 @@ def forecast_text(found: Sequence[Forecast]) -> str:
 
 
 def _verdict(found: Sequence[Forecast]) -> list[tuple[str, Forecast | None, str]]:
-    """The fastest count, the cheapest (by money where all have a price), the largest efficient.
+    """Each recommended count by its name, with its forecast and a text.
 
-    Each has a name, its forecast and a text; of several partitions the last is left out.
+    The largest efficient count is left out of a verdict on several partitions.
     """
-    request, several = found[0].request, len(found) > 1
-    priced = all(forecast.price is not None for forecast in found)
-    by = f" by {'money' if priced else 'GPU-hours'}" if several else ""
-    by += f" within {request.deadline_hours:g} h" if request.deadline_hours else ""
-    names = {"fastest": "fastest", "cheapest": f"cheapest{by}"}
-    if not several:
+    request, chosen = found[0].request, choose(found)
+    within = f" within {request.deadline_hours:g} h" if request.deadline_hours else ""
+    names = {"fastest": "fastest", "cheapest": f"cheapest{within}"}
+    if len(found) > 1:
+        priced = all(forecast.price is not None for forecast in found)
+        names["cheapest"] = f"cheapest by {'money' if priced else 'GPU-hours'}{within}"
+    else:
         names["efficient"] = "largest below 10% loss"
     lines: list[tuple[str, Forecast | None, str]] = []
     for choice, name in names.items():
-        costs = []
-        for at, forecast in enumerate(found):
-            point: ScalingPoint | None = getattr(forecast.choices, choice)
-            if point:
-                spent = forecast.cost(point) if priced else point.gpu_hours
-                costs.append((point.seconds if choice == "fastest" else spent, at, forecast, point))
-        if costs:
-            *_, forecast, point = min(costs)
-            on = f"{forecast.machine.name}, " if several else ""
-            lines.append((name, forecast, on + _choice(forecast, point)))
+        if one := chosen[choice]:
+            on = f"{one[0].machine.name}, " if len(found) > 1 else ""
+            lines.append((name, one[0], on + _choice(*one)))
         else:
             lines.append((name, None, _why_none(found)))
     return lines
@@ -193,7 +187,7 @@ def forecast_data(found: Sequence[Forecast]) -> dict[str, Any]:
 
 
 def _data(found: Forecast) -> dict[str, Any]:
-    choices, work = found.choices, found.work
+    work = found.work
     return {
         "schema": 1,
         "partition": found.machine.name,
@@ -210,7 +204,7 @@ def _data(found: Forecast) -> dict[str, Any]:
         "used": list(found.found),
         "notes": list(found.notes),
         "points": [_point_data(found, point) for point in found.points],
-        "choices": {name: one and one.gpus for name, one in choices._asdict().items()},
+        "choices": {name: one and one[1].gpus for name, one in choose([found]).items()},
     }
 
 

@@ -6,9 +6,8 @@
 
 t1 is one GPU's step; the two numbers a and b are fitted by `python -m tools.validate`.
 
-Forms: `horovod` and `ddp` (an all-reduce beside back-propagation), `parameter_server` (gradients
-to host memory, weights back), `no_overlap` (one all-reduce after back-propagation:
-`tf.distribute`, CNTK). Sharded transformers are split ones.
+Forms: `horovod` and `ddp` (an all-reduce beside back-propagation), `no_overlap` (one all-reduce
+after back-propagation: `tf.distribute`, CNTK). Sharded transformers are split ones.
 
 Transformers that are split over GPUs, in the same terms:
 
@@ -43,7 +42,6 @@ from hpcdl.predict.machine import (
     NetworkSums,
     allreduce,
     kept_bytes,
-    parameter_server,
 )
 from hpcdl.system.declare import SWITCH, build, choice, entries, option, typed, whole
 from hpcdl.system.errors import BadInput
@@ -344,7 +342,7 @@ def split_step(work: SplitWork, plan: ModelSplit, gpus: int) -> tuple[float, dic
 # ---- a step ----
 
 
-FORMS = ("horovod", "ddp", "parameter_server", "no_overlap")
+FORMS = ("horovod", "ddp", "no_overlap")
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
 STRAGGLERS, COMMUNICATION, INPUT = "stragglers", "communication", "input"
 _LIMITS = 0.05
@@ -354,14 +352,13 @@ _LIMITS = 0.05
 class Feed(NamedTuple):
     """The input: images per second of a node's cores (`decode`) and of the whole storage.
 
-    `buffer` is the number of batches between input and computing. `one_core` is what a core makes;
-    where nothing is made `ahead` (the old pipeline), each rank has one, and every step waits for
-    its whole batch to be read, by all ranks from one storage, and decoded.
+    `one_core` is what a core makes; where nothing is made `ahead` (the old pipeline), each rank has
+    one, and every step waits for its whole batch to be read, by all ranks from one storage, and
+    decoded.
     """
 
     decode: float
     storage: float
-    buffer: int
     one_core: float = math.inf
     ahead: bool = True
 
@@ -370,10 +367,10 @@ class Feed(NamedTuple):
         if not self.ahead:
             return batch * (1 / self.one_core + gpus / self.storage)
         supply = min(self.decode * nodes, self.storage)
-        return unfed / pace(gpus * batch / unfed, supply, self.buffer) - unfed
+        return unfed / pace(gpus * batch / unfed, supply) - unfed
 
 
-ENDLESS = Feed(math.inf, math.inf, 2)
+ENDLESS = Feed(math.inf, math.inf)
 """Synthetic data: made once, always there."""
 
 
@@ -398,22 +395,17 @@ def feed(
     usual = 1 / float(sum(part["fixed_s"] + part["per_pixel_s"] * net.pixels for part in parts))
     one_core, record = decode_rate or usual, record_bytes or inputs["bytes_per_image"]
     storage = storage_rate / record if storage_rate else math.inf
-    return Feed(machine.cores * one_core, storage, inputs["buffer"], one_core, ahead)
+    return Feed(machine.cores * one_core, storage, one_core, ahead)
 
 
-def pace(demand: float, supply: float, buffer: int) -> float:
+def pace(demand: float, supply: float) -> float:
     """The part of its pace that computing keeps behind an input of `supply` (1: all of it).
 
-    Both take varying times, so the faster one waits at times: with exponential times this is the
-    queue M/M/1/K, (1 - r^K) / (1 - r^(K+1)), r the demand over the supply, K the `buffer`.
+    Both take varying times, so the faster one waits at times. With exponential times, one batch in
+    use and one prefetched it is the queue M/M/1/2: (1 - r^2) / (1 - r^3), r the demand over supply.
     """
     ratio = demand / supply
-    if abs(ratio - 1) < 1e-6:
-        return buffer / (buffer + 1)
-    if ratio > 1:  # the same, written with 1/r, so that large powers cannot overflow
-        inverse = 1 / ratio
-        return float(inverse * (1 - inverse**buffer) / (1 - inverse ** (buffer + 1)))
-    return float((1 - ratio**buffer) / (1 - ratio ** (buffer + 1)))
+    return (1 + ratio) / (1 + ratio + ratio * ratio)
 
 
 class ScalingLaw(NamedTuple):
@@ -567,9 +559,5 @@ def exchange_seconds(
     if local * nodes < 2:
         return 0.0, 0.0
     size = float(work.net.parameters * work.gradient_bytes)
-    if work.form == "parameter_server":
-        cost = parameter_server(machine, local, nodes)
-        transfer = 2 * cost.rate * size
-        return transfer + 2 * work.net.tensors * cost.latency, transfer
     cost = min(allreduce(machine, local, nodes), key=lambda line: line.seconds(size))
     return cost.seconds(size), cost.rate * size

@@ -29,7 +29,7 @@ GPUS = ("K80", "P100-PCIe", "V100-SXM2", "A100-SXM4-80GB", "H100-SXM5", "T4")
 
 
 def machine(gpu):
-    return of_gpu(gpu, usual_link(gpu_named(gpu)), 32, network_link("infiniband", 100), 2)
+    return of_gpu(gpu, usual_link(gpu_named(gpu)), 32, network_link("infiniband", 100))
 
 
 def usual(gpu):
@@ -144,7 +144,7 @@ def test_p100_with_pcie_is_within_12_percent_of_sxm2_on_one_gpu_and_two(model):
 def test_sixteen_p40_speed_up_as_published(model, batch, published):
     """Caffe-MPI 2.0, 4 nodes of 4 over 56 Gb/s; its rows are not among those of the fit."""
     p40, work = (
-        of_gpu("P40", "pcie3", 28, network_link("infiniband", 56), 2),
+        of_gpu("P40", "pcie3", 28, network_link("infiniband", 56)),
         Workload(network(model), batch),
     )
     one = from_facts(p40, work).seconds

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from hpcdl.predict.machine import HALF_BYTES, Link, network, of_partition
-from hpcdl.predict.request import ScalingRequest, answer
+from hpcdl.predict.request import ScalingRequest, answer, choose
 from hpcdl.predict.show import forecast_text
 from hpcdl.predict.step import ModelSplit, Workload, activation_bytes, kept, split_step, state_bytes
 from hpcdl.system.errors import BadInput
@@ -149,8 +149,8 @@ def test_a_count_that_does_not_hold_it_is_not_chosen_while_others_do(a100):
     found = answer(asked)
     assert [found.work.memory_bytes(n) <= 80e9 for n in (8, 16)] == [False, True]
     assert found.points[0].gpu_hours < found.points[1].gpu_hours
-    assert found.choices.cheapest == found.points[1]
-    assert answer(replace(asked, gpus="8")).choices.cheapest is None
+    assert choose([found])["cheapest"] == (found, found.points[1])
+    assert choose([answer(replace(asked, gpus="8"))])["cheapest"] is None
 
 
 @pytest.mark.parametrize(("wide", "odd"), [(2, 0), (3, 1), (8, 0), (12, 1), (16, 0)])
