@@ -1,37 +1,31 @@
-"""What shared objects load, and which GPUs they have code for; whether a release loads its own.
+"""Which GPUs shared objects have code for; whether a release loads its own libraries.
 
-What a shared object needs is read from the file, without binutils or CUDA. The dynamic section
-(System V's ELF-64, little-endian; elf(5)) names the libraries and where they lie. nvcc puts device
-code into the section `.nv_fatbin`: containers, each a header and entries of machine code (a cubin
-for one SM) or PTX (text that the driver compiles for its SM or newer ones). Only the headers are
-read. NVIDIA does not document the format; it is as the Cricket project describes it
-(github.com/RWTH-ACS/cricket), and the tests compare it with cuobjdump.
+nvcc puts device code into the section `.nv_fatbin` of a shared object: containers, each a header
+and entries of machine code (a cubin for one SM) or PTX (text that the driver compiles for its SM or
+newer ones). Only the headers are read, without binutils or CUDA. NVIDIA does not document the
+format; it is as the Cricket project describes it (github.com/RWTH-ACS/cricket), and the tests
+compare it with cuobjdump.
 
-Where a library is found is asked of the loader itself (`ldd`, in the environment of the release's
-module, and once more with a hostile LD_LIBRARY_PATH): it must be the release, with one NCCL. From
-outside may come what every Linux has, NVIDIA's driver and the site's MPI (facts/wheels.yaml,
-`outside`). What TensorFlow opens later, by the module's LD_LIBRARY_PATH or its own RUNPATH, must
-lie in the release, too. Of a release made by Spack, the packages that its environment runs with and
-what it declares as external are inside.
+What is loaded says the process that has loaded it: the gate's program (probe) lists what is mapped
+once TensorFlow and Horovod have run, and lets TensorFlow open CUDA's libraries by name, as it does
+where it finds a GPU. TensorFlow's, Horovod's and NVIDIA's (facts/wheels.yaml, `own_libraries`) must
+be the release's, with one NCCL. Of a release made by Spack, what it declares as external counts,
+too. The loader itself is asked once more with a hostile LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations
 
-import json
 import mmap
 import os
-import re
 import struct
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.site.sections import BACKENDS
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve_facts import same_generation, serves
 from hpcdl.system.resources import scratch_directory
@@ -40,8 +34,8 @@ from hpcdl.system.run import CommandResult
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
 _TAG = struct.Struct("<qQ")
-_LOAD, _DYNAMIC = 1, 2
-_NEEDED, _STRINGS, _SONAME, _RPATH, _RUNPATH = 1, 5, 14, 15, 29
+_DYNAMIC = 2
+_RPATH, _RUNPATH = 15, 29
 _MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
 """magic, version, size of this header, size of the entries."""
@@ -60,15 +54,11 @@ CUDA 12.9, whose kernels lie in data of its own. Measured: without any kernel 61
 by nvcc 11.8 and 12.4, 1072 in libcufftw of CUDA 11.8; with the smallest kernel 1568 and more."""
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SECTIONS = (b".nv_fatbin", b"__nv_relfatbin")
-_LINE = re.compile(r"^\s+(\S+) => (not found|\S+)")
-_TENSORFLOW = ("tensorflow/lib*.so*", "tensorflow/python/_pywrap_tensorflow*.so")
-_NCCL = "libnccl.so.2"
+_NCCL = "libnccl.so"
 _SYSTEM = (Path("/"), Path("/usr"))
 
 Run = Callable[[Sequence[str | Path]], CommandResult]
 """Runs a command in the environment of the module."""
-_Inside = Callable[[Path | str], bool]
-"""Whether a file, or what a link leads to, belongs to a release."""
 
 
 @dataclass(frozen=True, order=True)
@@ -108,23 +98,6 @@ def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
     return "foreign" if serves(ptx, compute) else "no"
 
 
-@dataclass(frozen=True)
-class Dynamic:
-    """Names of needed libraries, the object's own name, and the directories where it looks."""
-
-    needed: tuple[str, ...] = ()
-    soname: str = ""
-    folders: tuple[Path, ...] = ()
-
-
-def read_dynamic(path: Path) -> Dynamic:
-    """The dynamic section of a file; an empty one of what is no 64-bit ELF file."""
-    with _opened(path) as data, suppress(struct.error):  # cut off in the middle
-        if data is not None:
-            return _read(data, path)
-    return Dynamic()
-
-
 @contextmanager
 def _opened(path: Path, *, writable: bool = False) -> Iterator[mmap.mmap | None]:
     """The bytes of a 64-bit ELF file; None of any other."""
@@ -151,48 +124,25 @@ def _dynamic_tags(data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
                 yield (*_TAG.unpack_from(data, place), place)
 
 
-def _read(data: mmap.mmap, path: Path) -> Dynamic:
-    entries = [(tag, value) for tag, value, _ in _dynamic_tags(data)]
-    address = next((value for tag, value in entries if tag == _STRINGS), 0)
-    loaded = (
-        segment
-        for segment in _segments(data)
-        if segment[0] == _LOAD and segment[3] <= address < segment[3] + segment[5]
-    )
-    strings = next((address - folder[3] + folder[2] for folder in loaded), 0)
-
-    def texts(*tags: int) -> list[str]:
-        starts = [strings + value for tag, value in entries if tag in tags]
-        return [data[start : data.find(b"\0", start)].decode() for start in starts]
-
-    origin = str(path.absolute().parent)  # of a link not what it leads to: so does the loader
-    folders = (folder for folder in ":".join(texts(_RPATH, _RUNPATH)).split(":") if folder)
-    paths = (
-        Path(folder.replace("${ORIGIN}", origin).replace("$ORIGIN", origin)).resolve()
-        for folder in folders
-    )
-    soname = (*texts(_SONAME), "")[0]
-    return Dynamic(tuple(texts(_NEEDED)), soname, tuple(dict.fromkeys(paths)))
-
-
 def survey(*roots: Path) -> list[SharedObject]:
     """Every shared object below the roots that has device code, each file once.
 
     Links are followed, to directories too: Spack's view of a release has nothing else.
     """
     seen: set[Path] = set()
-    paths = (path for root in roots for path in shared_objects(root, seen))
+    paths = (path for path in shared_objects(*roots) if _is_new(path, seen))
     return [SharedObject(path, codes) for path in paths if (codes := read_device_code(path))]
 
 
-def shared_objects(root: Path, seen: set[Path]) -> Iterator[Path]:
-    """Files called *.so* below a directory, in order; `seen` has what was looked at."""
-    for name, folders, files in os.walk(root, followlinks=True):
+def shared_objects(*roots: Path) -> Iterator[Path]:
+    """Files and links called *.so* below directories, each of which is entered once, in order."""
+    seen: set[Path] = set()
+    for name, folders, files in (
+        place for root in roots for place in os.walk(root, followlinks=True)
+    ):
         here = Path(name)
         folders[:] = [one for one in sorted(folders) if _is_new(here / one, seen)]
-        for path in (here / one for one in sorted(files) if ".so" in one):
-            if path.is_file() and _is_new(path, seen):
-                yield path
+        yield from (here / one for one in sorted(files) if ".so" in one and (here / one).is_file())
 
 
 def _is_new(path: Path, seen: set[Path]) -> bool:
@@ -247,32 +197,62 @@ def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
         place = max(stop, place + 1)
 
 
-def library_faults(release: Release, run: Run) -> tuple[list[str], int]:
-    """Return the faults of a release's libraries, a line each, and how many were checked."""
-    packages = next(iter(sorted(release.prefix.glob("lib/python3*/site-packages"))), None)
-    if packages is None:
-        return [f"{release.prefix} has no Python packages"], 0
-    inside = _inside(release)
-    opened = dict(_opened_later(release, packages)) if "cuda" in release.versions else {}
-    objects = _objects(packages, filter(None, opened.values()))
-    listing = run(["ldd", *objects])
+def opened_by_name(release: Release) -> list[str]:
+    """The libraries of CUDA that TensorFlow opens at run time, as the release has them."""
+    if "cuda" not in release.versions:
+        return []
+    names = {path.name for path in _objects(release)}
+    return [
+        min((name for name in names if name.startswith(one)), key=len, default=one)
+        for one in facts.load("nvidia_wheels")["opened"]
+    ]
+
+
+def library_faults(release: Release, loaded: Mapping[str, Any]) -> list[str]:
+    """The faults of what the gate's program has `loaded`: files, and names that it did not find."""
+    faults = [
+        f"TensorFlow does not find {name}: {why}" for name, why in loaded["not_found"].items()
+    ]
+    own = {path.resolve() for path in _objects(release)}
+    outside = (Path(one["external"]) for one in release.lock if {"run", "external"} <= one.keys())
+    external = [one.resolve() for one in outside if one not in _SYSTEM]
+    mapped = [Path(one) for one in loaded["mapped"] if _is_own(Path(one).name)]
+    faults += [
+        f"{path.name} comes from {path}, not from the release"
+        for path in mapped
+        if path.resolve() not in own and not any(path.is_relative_to(one) for one in external)
+    ]
+    nccl = [str(path) for path in mapped if path.name.startswith(_NCCL)]
+    if "nccl" in release.versions and "horovod" in release.versions and len(nccl) != 1:
+        faults.append(f"one NCCL is to be loaded, not {len(nccl)}: {', '.join(nccl) or 'none'}")
+    return faults
+
+
+def taken_from_elsewhere(release: Release, run: Run) -> list[str]:
+    """Libraries that LD_LIBRARY_PATH of another module would take in place of the release's.
+
+    The loader is asked with empty files of the same names in LD_LIBRARY_PATH: where it opens one,
+    it says so. Of what TensorFlow opens by name the module's guard warns.
+    """
+    own = [path for path in _objects(release) if _is_own(path.name)]
+    asked = [one for one in own if "nvidia" not in one.relative_to(release.prefix).parts]
+    with scratch_directory() as decoys:
+        for path in own:
+            (decoys / path.name).touch()
+        listing = run(["env", f"LD_LIBRARY_PATH={decoys}", "ldd", *asked])
+        text = f"{listing.stdout}\n{listing.stderr}"
+        taken = [path.name for path in sorted(decoys.iterdir()) if f"{decoys}/{path.name}" in text]
     if not listing.stdout:
-        return [f"ldd in the module: {' | '.join(listing.last_lines(3))}"], len(objects)
-    resolved = _by_loader(objects, listing.stdout)
-    faults = [f"ldd printed nothing about {path.name}" for path in objects if path not in resolved]
-    loaded = {read_dynamic(path).soname for path in _of_tensorflow(packages)}
-    for path in objects:
-        faults += _of_object(inside, path, resolved.get(path, {}), loaded)
-    for name, place in opened.items():
-        if place is None:
-            faults.append(f"TensorFlow does not find {name}, by the module or by its RUNPATH")
-        elif not inside(place):
-            faults.append(f"TensorFlow takes {name} from {place}, not from the release")
-    if "nccl" in release.versions and "horovod" in release.versions:
-        faults += _other_nccl(packages, opened.get(_NCCL), resolved)
-    if BACKENDS[release.backend].own_python and not faults:
-        faults += _taken_from_elsewhere(packages, inside, resolved, run)
-    return list(dict.fromkeys(faults)), len(objects)
+        return [f"ldd in the module: {' | '.join(listing.last_lines(3))}"]
+    return [f"{name} of another module's LD_LIBRARY_PATH would be loaded instead" for name in taken]
+
+
+def _is_own(name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in facts.load("wheels")["own_libraries"])
+
+
+def _objects(release: Release) -> list[Path]:
+    return [*shared_objects(release.prefix / "lib", release.prefix / "lib64")]
 
 
 def code_faults(release: Release) -> tuple[list[str], str]:
@@ -305,124 +285,13 @@ def nccl_release(code: int) -> str:
     return f"{code // 10000}.{code // 100 % 100}.{code % 100}" if code > 1 else ""
 
 
-def _inside(release: Release) -> _Inside:
-    """Its directories, and of one made by Spack the packages, by hash, that it runs with."""
-    run = [one for one in release.lock if "run" in one]
-    hashes, folders = {one["hash"] for one in run}, [release.prefix.resolve()]
-    named = [Path(one["external"]) for one in run if "external" in one]
-    # /usr has everything else, too: `outside` says what may come from there.
-    folders += [one.resolve() for one in named if one not in _SYSTEM]
-
-    def inside(place: Path | str) -> bool:
-        real = Path(place).resolve()
-        own = any(real.is_relative_to(folder) for folder in folders)
-        return own or any(_package(parent) in hashes for parent in real.parents)
-
-    return inside
-
-
-@cache
-def _package(folder: Path) -> str | None:
-    """The hash of the package that Spack has installed in a directory; None in any other."""
-    try:
-        nodes = json.loads((folder / ".spack" / "spec.json").read_bytes())["spec"]["nodes"]
-        return str(nodes[0]["hash"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def _objects(packages: Path, more: Iterable[Path]) -> list[Path]:
-    """The shared objects of TensorFlow, Horovod and NVIDIA, each file once; `more` are others."""
-    seen: set[Path] = set()
-    found = (
-        path for name in ("horovod", "nvidia") for path in shared_objects(packages / name, seen)
-    )
-    every = (*more, *_of_tensorflow(packages), *found)
-    return sorted({path.resolve(): path for path in every}.values())
-
-
-def _of_tensorflow(packages: Path) -> list[Path]:
-    return [path for pattern in _TENSORFLOW for path in packages.glob(pattern)]
-
-
-def _by_loader(objects: Sequence[Path], listing: str) -> dict[Path, dict[str, str]]:
-    """Where ldd finds what each object needs, by name; what it does not find is empty.
-
-    An object without output is left out.
-    """
-    resolved: dict[Path, dict[str, str]] = {}
-    # ldd prints no name for a single object.
-    here = resolved.setdefault(objects[0], {}) if len(objects) == 1 and listing else {}
-    for line in listing.splitlines():
-        match = _LINE.match(line)
-        if match:
-            here[match.group(1)] = "" if match.group(2) == "not found" else match.group(2)
-        elif line.endswith(":") and line.startswith("/"):
-            here = resolved.setdefault(Path(line[:-1]), {})
-    return resolved
-
-
-def _of_object(
-    inside: _Inside, path: Path, found: Mapping[str, str], loaded: Container[str]
-) -> Iterator[str]:
-    """A line for each library that is missing, or comes from where it must not.
-
-    `loaded` are TensorFlow's own: who needs them imports it first.
-    """
-    needed = read_dynamic(path).needed
-    rows = facts.load("wheels")["outside"]
-    outside = [pattern for row in rows for pattern in row["names"]]
-    for name, place in found.items():
-        if any(fnmatchcase(name, pattern) for pattern in outside):
-            continue
-        if not place and name not in loaded:
-            yield f"{path.name} does not find {name}"
-        if place and name in needed and not inside(place):
-            yield f"{path.name} takes {name} from {place}, not from the release"
-
-
-def _opened_later(release: Release, packages: Path) -> Iterator[tuple[str, Path | None]]:
-    """CUDA's libraries that TensorFlow opens at run time, by name; None where it finds none."""
-    module = [Path(one) for one in release.environment.get("LD_LIBRARY_PATH", ())]
-    own = [folder for path in _of_tensorflow(packages) for folder in read_dynamic(path).folders]
-    for name in facts.load("nvidia_wheels")["opened"]:
-        places = (
-            path
-            for folder in dict.fromkeys([*module, *own])
-            for path in sorted(folder.glob(f"{name}*"))
-        )
-        yield name, next(places, None)
-
-
-def _taken_from_elsewhere(
-    packages: Path, inside: _Inside, found: Mapping[Path, Mapping[str, str]], run: Run
-) -> list[str]:
-    """Libraries that LD_LIBRARY_PATH of another module would take in place of the release's.
-
-    The loader is asked with empty files of the same names in LD_LIBRARY_PATH: where it opens one,
-    it says so. Of NVIDIA's libraries, which are left as they come, the module's guard warns.
-    """
-    objects = [path for path in found if path.is_relative_to(packages / "horovod")]
-    objects += [path.resolve() for path in _of_tensorflow(packages)]
-    needed = {path: read_dynamic(path).needed for path in objects}
-    with scratch_directory() as decoys:
-        for path, names in needed.items():
-            for name in names:
-                if found.get(path, {}).get(name) and inside(found[path][name]):
-                    (decoys / name).touch()
-        listing = run(["env", f"LD_LIBRARY_PATH={decoys}", "ldd", *objects])
-        text = f"{listing.stdout}\n{listing.stderr}"
-        taken = [path.name for path in sorted(decoys.iterdir()) if f"{decoys}/{path.name}" in text]
-    return [f"{name} of another module's LD_LIBRARY_PATH would be loaded instead" for name in taken]
-
-
 def prefer_own_libraries(folder: Path) -> list[Path]:
     """Let the shared objects below a folder look in their own directories before LD_LIBRARY_PATH.
 
     Linkers write DT_RUNPATH, behind which the loader looks after LD_LIBRARY_PATH; DT_RPATH, the
     same string under its old tag, comes first (ld.so(8)). Returns the files that were changed.
     """
-    return [path for path in shared_objects(folder, set()) if _use_rpath(path)]
+    return [path for path in shared_objects(folder) if _use_rpath(path)]
 
 
 def _use_rpath(path: Path) -> bool:
@@ -432,19 +301,3 @@ def _use_rpath(path: Path) -> bool:
             return False
         data[tags[_RUNPATH] : tags[_RUNPATH] + 8] = struct.pack("<q", _RPATH)
     return True
-
-
-def _other_nccl(
-    packages: Path, own: Path | None, found: Mapping[Path, Mapping[str, str]]
-) -> Iterator[str]:
-    """Horovod with another NCCL than TensorFlow opens: two in one process."""
-    places = {
-        path: libraries[_NCCL]
-        for path, libraries in found.items()
-        if _NCCL in libraries and path.is_relative_to(packages / "horovod")
-    }
-    if not places:
-        yield f"Horovod does not ask for {_NCCL}"
-    for path, place in places.items():
-        if own is not None and Path(place).resolve() != own.resolve():
-            yield f"{path.name} loads {place or 'no NCCL'}, TensorFlow {own}"

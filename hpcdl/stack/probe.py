@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,17 +118,36 @@ def ranks() -> dict[str, Any]:
     }
 
 
+def libraries(names: Sequence[str]) -> dict[str, Any]:
+    """What this process has loaded, and which libraries TensorFlow does not find.
+
+    It opens them by `names` as where it finds a GPU: the same call of the same library.
+    """
+    import tensorflow as tf
+
+    not_found = {}
+    for name in names:
+        try:
+            tf.load_op_library(name)
+        except tf.errors.OpError as fault:
+            not_found[name] = str(fault).splitlines()[0]
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    mapped = {line.split(maxsplit=5)[5] for line in lines if ".so" in line}
+    return {"mapped": sorted(mapped), "not_found": not_found}
+
+
 def _timed(step: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     start = time.monotonic()
     return {**step(), "took": round(time.monotonic() - start, 2)}
 
 
-def main(out: Path) -> None:
+def main(out: Path, *names: str) -> None:
     """Run every step; rank 0 writes the file at once, so that no reader sees half of it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     seen = {"import": _timed(look), "kernel": _timed(kernel)}
     if seen["import"]["horovod"]:
         seen["ranks"] = _timed(ranks)
+    seen["libraries"] = _timed(lambda: libraries(names))
     if seen.get("ranks", {}).get("rank", 0) == 0:
         # Where MPI does not connect them, each is a rank 0 of one, which the gate has to hear.
         aside = out.with_name(f"{out.name}.{os.environ.get('SLURM_PROCID')}-{os.getpid()}")
@@ -137,4 +156,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

@@ -20,7 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.site import Partition, Site
-from hpcdl.stack.linked import claims_not_held, code_faults, library_faults, runs_on, survey
+from hpcdl.site.sections import BACKENDS
+from hpcdl.stack.linked import (
+    claims_not_held,
+    code_faults,
+    library_faults,
+    opened_by_name,
+    runs_on,
+    survey,
+    taken_from_elsewhere,
+)
 from hpcdl.stack.modules import has_code_for
 from hpcdl.stack.release import Release, seal
 from hpcdl.stack.tree import check_integrity
@@ -164,7 +173,7 @@ def verify_here(site: Site, release: Release) -> Proof:
         shutil.copyfile(PROBE, program)
         start = time.monotonic()
         try:
-            done = in_module(site, release, [*_launcher(), *PYTHON, program, out])
+            done = in_module(site, release, [*_launcher(), *program_argv(release, program, out)])
             failed = f"exit code {done.exit_code}: {' | '.join(done.last_lines(6))}"
         except Stopped as stopped:  # the time limit passed
             failed = stopped.message
@@ -176,6 +185,11 @@ def verify_here(site: Site, release: Release) -> Proof:
         runs = [GateRun("", None, platform.node(), utc_now(), "", samples_of(seen))]
     checks += [*check_files(site, release), check_content(release)]
     return new_proof(release, "login", platform.node(), checks, runs)
+
+
+def program_argv(release: Release, program: str | Path, out: str | Path) -> list[str]:
+    """The command that runs the gate's program, which writes to `out`."""
+    return [*PYTHON, str(program), str(out), *opened_by_name(release)]
 
 
 def _launcher() -> list[str]:
@@ -208,6 +222,7 @@ def judge(
         _judge_import(release, seen["import"]),
         _judge_kernel(release, seen, partition),
         *_judge_ranks(release, seen.get("ranks"), ranks),
+        _judge_libraries(release, seen["libraries"]),
     ]
 
 
@@ -280,6 +295,12 @@ def _judge_ranks(release: Release, seen: Mapping[str, Any] | None, started: int)
     ]
 
 
+def _judge_libraries(release: Release, seen: Mapping[str, Any]) -> Check:
+    faults = library_faults(release, seen)
+    sound = f"of {len(seen['mapped'])} that are loaded, all that the release has are its own"
+    return Check("libraries", not faults, "; ".join(faults[:10]) or sound, seen["took"])
+
+
 def in_module(site: Site, release: Release, argv: Sequence[str | Path]) -> CommandResult:
     """Run a command as a user of the release's module would: clean environment, real Lmod.
 
@@ -317,13 +338,12 @@ def check_files(
 
     `names` are the partitions that count; `run_there` says that jobs try kernels on their GPUs.
     """
-    start = time.monotonic()
-    faults, count = library_faults(release, lambda argv: in_module(site, release, argv))
-    sound = f"{count} shared objects find what they need in the release"
-    checks = [
-        _of_faults("libraries", faults, sound, start),
-        check_device_code(site, release, names, run_there=run_there),
-    ]
+    checks = [check_device_code(site, release, names, run_there=run_there)]
+    if BACKENDS[release.backend].own_python:
+        start = time.monotonic()
+        faults = taken_from_elsewhere(release, lambda argv: in_module(site, release, argv))
+        sound = "the release's libraries are found before those of other modules"
+        checks.append(_of_faults("LD_LIBRARY_PATH", faults, sound, start))
     if "compute" in release.needs and "horovod" in release.versions:
         start = time.monotonic()
         checks.append(_of_faults("device code of Horovod", *code_faults(release), start))

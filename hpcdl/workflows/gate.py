@@ -167,7 +167,7 @@ def _submit(site: Site, release: Release, partition: Partition) -> Submission:
     shell = {name: os.environ.pop(name) for name in _PYTHONS if name in os.environ}
     try:
         write_atomic(folder / verify.PROBE.name, verify.PROBE.read_text(encoding="utf-8"))
-        job = submission.submit(site, _spec(partition, folder), module)
+        job = submission.submit(site, _spec(release, partition, folder), module)
         if job.resumed:  # it has a directory of its own
             shutil.rmtree(folder, ignore_errors=True)
         return job
@@ -178,7 +178,7 @@ def _submit(site: Site, release: Release, partition: Partition) -> Submission:
         os.environ.update(shell)
 
 
-def _spec(partition: Partition, folder: Path) -> JobSpec:
+def _spec(release: Release, partition: Partition, folder: Path) -> JobSpec:
     """Two ranks on as little as the partition gives: a GPU each, else a few CPUs."""
     gpus = partition.gpus_per_node
     alone = gpus == 1 and partition.nodes > 1
@@ -190,7 +190,7 @@ def _spec(partition: Partition, folder: Path) -> JobSpec:
         cpus_per_task=None if gpus else max(1, min(_CPUS_PER_RANK, partition.cpus // RANKS)),
         minutes=min(_RUN_MINUTES, partition.max_minutes),
         name=f"gate-{partition.name}",
-        program=(*verify.PYTHON, verify.PROBE.name, _OUT),
+        program=tuple(verify.program_argv(release, verify.PROBE.name, _OUT)),
         job_dir=folder,
         requeues=0,
         preflight=False,

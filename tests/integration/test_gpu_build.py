@@ -293,7 +293,7 @@ def test_a_stack_by_spack_is_of_its_packages_and_the_same_when_adopted(by_spack)
     assert built.record["module"] == built.case.module
     checks = {one["name"]: one for one in built.proof["checks"]}
     assert all(one["ok"] for one in checks.values())
-    said = "shared objects find what they need in the release"
+    said = "all that the release has are its own"
     assert checks["libraries"]["detail"].endswith(said)
     assert checks["device code of Horovod"]["detail"] == "sm_60, sm_70, as the release is for"
     (place,) = nccl_of_two_ranks(built)

@@ -1,11 +1,8 @@
-"""Libraries that a release loads from elsewhere are found by the loader itself."""
+"""Libraries that a process has from elsewhere than the release are faults."""
 
-import json
-import re
 import shutil
 import subprocess
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +11,11 @@ from hpcdl.stack.linked import (
     claims_not_held,
     library_faults,
     nccl_release,
+    opened_by_name,
     prefer_own_libraries,
-    read_dynamic,
+    read_device_code,
+    taken_from_elsewhere,
 )
-from hpcdl.stack.release import Release
 from hpcdl.system.run import run
 from tests.make.releases import make_release
 from tests.make.sites import small_site
@@ -25,9 +23,9 @@ from tests.make.sites import small_site
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 PACKAGES = Path("lib", "python3.11", "site-packages")
 TENSORFLOW = Path("tensorflow", "libtensorflow_framework.so.2")
-OF_OTHERS = "of another module's LD_LIBRARY_PATH would be loaded instead"
 HOROVOD = Path("horovod", "tensorflow", "mpi_lib.so")
 NCCL = Path("nvidia", "nccl", "lib", "libnccl.so.2")
+CUDNN = Path("nvidia", "cudnn", "lib", "libcudnn.so.9")
 
 
 def library(path, *options, named=True):
@@ -48,195 +46,88 @@ def loader(argv):
     return run(argv, check=False)
 
 
-NAMES = ("cudart", "cupti", "cublas", "cudnn", "cufft", "cusolver", "cusparse")
-
-
-@pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """TensorFlow that looks into all of NVIDIA's folders, and those folders."""
-    place = tmp_path_factory.mktemp("packages")
-    for name in NAMES:
-        library(place / "nvidia" / name / "lib" / f"lib{name}.so.1")
-    library(place / NCCL)
-    folders = ":".join(f"$ORIGIN/../nvidia/{name}/lib" for name in (*NAMES, "nccl"))
-    library(place / TENSORFLOW, f"-Wl,-rpath,{folders}")
-    return place
-
-
 @pytest.fixture
-def packages(tmp_path, compiled):
-    """Such packages in a release."""
-    place = tmp_path / "prefix" / "releases" / "gpu" / "stack" / PACKAGES
-    return Path(shutil.copytree(compiled, place))
-
-
-@pytest.fixture
-def release(tmp_path, packages):
-    """A release for GPUs whose record says what is in these packages."""
+def release(tmp_path):
+    """A release for GPUs: TensorFlow and Horovod that find its NCCL, and a cuDNN."""
     module = "tensorflow/2.21.0-cuda12.9-sm60"
     plain = make_release(small_site(tmp_path / "prefix"), "gpu", module=module)
+    packages = plain.prefix / PACKAGES
+    nccl = library(packages / NCCL)
+    library(packages / CUDNN)
+    library(packages / TENSORFLOW)
+    library(packages / HOROVOD, nccl, "-Wl,-rpath,$ORIGIN/../../nvidia/nccl/lib", named=False)
     return replace(plain, versions={**plain.versions, "cuda": "12.9.1", "nccl": "2.32.3"})
 
 
-def horovod(packages, nccl, runpath="$ORIGIN/../../nvidia/nccl/lib"):
-    return library(packages / HOROVOD, nccl, f"-Wl,-rpath,{runpath}", named=False)
+def loaded(release, *more, without=()):
+    """What the gate's program has seen: libraries of the release, of the machine, and others."""
+    own = [release.prefix / PACKAGES / one for one in (NCCL, CUDNN, TENSORFLOW, HOROVOD)]
+    every = [*(one for one in own if one.name not in without), *more]
+    mapped = [*map(str, every), "/lib/x86_64-linux-gnu/libc.so.6", "/opt/mpi/lib/libmpi.so.40"]
+    return {"mapped": mapped, "not_found": {}}
 
 
-def test_a_release_whose_libraries_are_its_own_has_no_fault(packages, release):
-    horovod(packages, packages / NCCL)
-    (loses,), count = library_faults(release, loader)
-    assert (count, loses) == (10, f"libnccl.so.2 {OF_OTHERS}"), "LD_LIBRARY_PATH is before RUNPATH"
-    before = read_dynamic(packages / HOROVOD)
-    changed = [
-        path for name in ("tensorflow", "horovod") for path in prefer_own_libraries(packages / name)
-    ]
-    assert set(changed) == {packages / TENSORFLOW, packages / HOROVOD}
-    assert read_dynamic(packages / HOROVOD) == before
-    assert library_faults(release, loader) == ([], 10)
+def test_libraries_of_the_release_and_of_the_machine_are_no_fault(release):
+    assert library_faults(release, loaded(release)) == []
+
+
+def test_a_library_from_elsewhere_is_named_and_so_is_a_second_nccl(release, tmp_path):
+    cudnn = library(tmp_path / "opt" / "libcudnn.so.9.11.0")
+    (said,) = library_faults(release, loaded(release, cudnn, without=[CUDNN.name]))
+    assert said == f"libcudnn.so.9.11.0 comes from {cudnn}, not from the release"
+    nccl = library(tmp_path / "opt" / "libnccl.so.2")
+    comes, both = library_faults(release, loaded(release, nccl))
+    assert comes == f"libnccl.so.2 comes from {nccl}, not from the release"
+    assert both.startswith("one NCCL is to be loaded, not 2: ")
+    lacks = library_faults(release, loaded(release, without=["libnccl.so.2"]))
+    assert lacks == ["one NCCL is to be loaded, not 0: none"]
+
+
+def test_what_tensorflow_does_not_find_is_named(release):
+    seen = {**loaded(release), "not_found": {"libcublas.so": "no such file"}}
+    assert library_faults(release, seen) == ["TensorFlow does not find libcublas.so: no such file"]
+
+
+def test_tensorflow_is_asked_for_what_the_release_has_by_its_name_there(release):
+    names = opened_by_name(release)
+    assert {"libnccl.so.2", "libcudnn.so.9", "libcublas.so"} <= set(names)
+    assert opened_by_name(replace(release, versions={"tensorflow": "2.21.0"})) == []
+
+
+def test_links_and_externals_of_a_release_by_spack_are_its_own(release, tmp_path):
+    """Its view has links into the store; an external package lies elsewhere."""
+    store = library(tmp_path / "store" / "libcufft.so.11.2")
+    (release.prefix / "lib" / "libcufft.so.11").symlink_to(store)
+    outside = library(tmp_path / "opt" / "cuda" / "lib64" / "libcudart.so.12.4")
+    seen = loaded(release, store, outside)
+    (said,) = library_faults(release, seen)
+    assert "libcudart" in said
+    row = {"name": "cuda", "version": "12.4", "hash": "h", "external": str(tmp_path / "opt/cuda")}
+    assert library_faults(replace(release, lock=({**row, "run": "yes"},)), seen) == []
+
+
+def test_other_modules_libraries_are_taken_unless_the_release_is_before_them(release):
+    """LD_LIBRARY_PATH is before RUNPATH and behind RPATH: the loader itself says so."""
+    said = taken_from_elsewhere(release, loader)
+    assert said == ["libnccl.so.2 of another module's LD_LIBRARY_PATH would be loaded instead"]
+    packages = release.prefix / PACKAGES
+    assert prefer_own_libraries(packages / "horovod") == [packages / HOROVOD]
+    assert taken_from_elsewhere(release, loader) == []
     assert prefer_own_libraries(packages / "horovod") == []
-
-
-def test_an_nccl_of_the_system_is_named(packages, release, tmp_path):
-    other = library(tmp_path / "opt" / "libnccl.so.2")
-    horovod(packages, other, str(other.parent))
-    faults, _ = library_faults(release, loader)
-    assert any(f"mpi_lib.so takes libnccl.so.2 from {other}" in line for line in faults)
-    assert any("mpi_lib.so loads" in line and "TensorFlow" in line for line in faults)
-
-
-def test_tensorflows_own_libraries_need_no_path_to_them(packages, release):
-    """Horovod imports TensorFlow first: the loader takes what is loaded under that name."""
-    nccl = packages / NCCL
-    library(packages / HOROVOD, packages / TENSORFLOW, nccl, f"-Wl,-rpath,{nccl.parent}")
-    prefer_own_libraries(packages / "horovod")
-    assert library_faults(release, loader)[0] == []
-
-
-def test_a_library_that_is_not_found_is_named(packages, release):
-    horovod(packages, packages / NCCL, "/nowhere")
-    assert "mpi_lib.so does not find libnccl.so.2" in library_faults(release, loader)[0]
-
-
-def test_an_object_of_which_the_loader_says_nothing_is_named(packages, release):
-    left_out = horovod(packages, packages / NCCL)
-
-    def others(argv):
-        return loader([one for one in argv if one != left_out])
-
-    assert "ldd printed nothing about mpi_lib.so" in library_faults(release, others)[0]
 
 
 def test_a_module_that_does_not_load_says_why(release):
     fails = run(["sh", "-c", "echo 'Lmod has detected an error' >&2; exit 1"], check=False)
-    faults, _ = library_faults(release, lambda _: fails)
-    assert faults == ["ldd in the module: Lmod has detected an error"]
-
-
-def test_horovod_without_nccl_is_named(packages, release):
-    library(packages / HOROVOD)
-    assert library_faults(release, loader)[0] == ["Horovod does not ask for libnccl.so.2"]
-
-
-def test_cuda_that_tensorflow_lacks_or_finds_elsewhere_is_named(packages, release, tmp_path):
-    horovod(packages, packages / NCCL)
-    other = library(tmp_path / "opt" / "libcublas.so.12")
-    library(packages / TENSORFLOW, f"-Wl,-rpath,{other.parent}:$ORIGIN/../nvidia/nccl/lib")
-    faults, _ = library_faults(release, loader)
-    assert f"TensorFlow takes libcublas.so from {other}, not from the release" in faults
-    lacks = "TensorFlow does not find libcudnn.so, by the module or by its RUNPATH"
-    assert lacks in faults
-    folder = str(packages / "nvidia" / "cudnn" / "lib")
-    by_module = replace(release, environment={"LD_LIBRARY_PATH": [folder]})
-    assert lacks not in library_faults(by_module, loader)[0]
-
-
-@dataclass(frozen=True)
-class View:
-    """A release made by Spack: links into a store, with a package each for what is compiled."""
-
-    release: Release
-    store: Path
-
-    def link(self):
-        """Link all that is in the store now, as Spack's views do: directories are merged."""
-        for path in self.store.glob("*/lib/**/*.so*"):
-            link = self.release.prefix.joinpath(*path.relative_to(self.store).parts[1:])
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.unlink(missing_ok=True)
-            link.symlink_to(path)
-
-
-@pytest.fixture
-def view(tmp_path):
-    """TensorFlow with CUDA, NCCL and Horovod, a package each; `build` is there to compile only."""
-    store, lock = tmp_path / "store", []
-    for name in ("py-tensorflow", "cuda", "nccl", "py-horovod", "build"):
-        (store / name / ".spack").mkdir(parents=True)
-        spec = {"name": name, "hash": f"hash-{name}"}
-        (store / name / ".spack" / "spec.json").write_text(json.dumps({"spec": {"nodes": [spec]}}))
-        lock.append({**spec, "version": "1", **({} if name == "build" else {"run": "yes"})})
-    for name in NAMES:
-        library(store / "cuda" / "lib" / f"lib{name}.so.1")
-    nccl = library(store / "nccl" / "lib" / "libnccl.so.2")
-    tensorflow = store / "py-tensorflow" / PACKAGES / "tensorflow" / "libtensorflow_cc.so.2"
-    library(tensorflow, f"-Wl,-rpath,{nccl.parent}")
-    horovod(store / "py-horovod" / PACKAGES, nccl, str(nccl.parent))
-    release = make_release(
-        small_site(tmp_path / "prefix"),
-        "adopted",
-        backend="spack",
-        versions={"tensorflow": "2.20.0", "horovod": "0.28.1", "cuda": "12.6.3", "nccl": "2.29.7"},
-        environment={"LD_LIBRARY_PATH": [str(tmp_path / "prefix/releases/adopted/stack/lib")]},
-        lock=tuple(lock),
-    )
-    found = View(release, store)
-    found.link()
-    return found
-
-
-def test_packages_of_an_adopted_environment_are_inside(view):
-    assert library_faults(view.release, loader) == ([], 10)
-
-
-def test_a_package_that_the_environment_does_not_run_with_is_outside(view):
-    """What is there to build only may be removed at any time."""
-    other = library(view.store / "build" / "lib" / "libnccl.so.2")
-    horovod(view.store / "py-horovod" / PACKAGES, other, str(other.parent))
-    faults, _ = library_faults(view.release, loader)
-    own = view.release.prefix / "lib" / "libnccl.so.2"
-    assert faults == [
-        f"mpi_lib.so takes libnccl.so.2 from {other}, not from the release",
-        f"mpi_lib.so loads {other}, TensorFlow {own}",
+    assert taken_from_elsewhere(release, lambda _: fails) == [
+        "ldd in the module: Lmod has detected an error"
     ]
 
 
-def test_what_an_environment_declares_as_external_is_inside(view, tmp_path):
-    """But not all of /usr."""
-    shutil.move(view.store / "cuda" / "lib", tmp_path / "opt")
-    folders = {"LD_LIBRARY_PATH": [str(tmp_path / "opt"), str(view.store / "nccl" / "lib")]}
-    release = replace(view.release, environment=folders)
-    assert any("takes libcudart.so from" in line for line in library_faults(release, loader)[0])
-    lock = [
-        {**one, "external": str(tmp_path / "opt")} if one["name"] == "cuda" else one
-        for one in release.lock
-    ]
-    assert library_faults(replace(release, lock=tuple(lock)), loader)[0] == []
-
-
-@pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
-@pytest.mark.parametrize("name", ["python", "libstdc++.so.6"])
-def test_what_is_read_is_what_readelf_says(name):
-    path = [Path(sys.executable), *sorted(Path("/usr/lib").glob(f"*/{name}"))][-1].resolve()
-    told = subprocess.check_output(["readelf", "-d", path], text=True)
-    found = read_dynamic(path)
-    assert list(found.needed) == re.findall(r"\(NEEDED\).*\[(.*)\]", told)
-    assert found.soname == "".join(re.findall(r"\(SONAME\).*\[(.*)\]", told))
-
-
-def test_what_is_no_elf_file_needs_nothing(tmp_path):
+def test_what_is_no_elf_file_stays_as_it_is(tmp_path):
     for content in (b"", b"#!/bin/sh\n" * 20, b"\x7fELF\x02\x01\x01" + b"\0" * 20):
         (tmp_path / "x.so").write_bytes(content)
-        assert read_dynamic(tmp_path / "x.so").needed == ()
+        assert prefer_own_libraries(tmp_path) == []
+        assert read_device_code(tmp_path / "x.so") == ()
 
 
 @pytest.mark.parametrize(("code", "text"), [(22703, "2.27.3"), (21605, "2.16.5"), (0, ""), (1, "")])

@@ -65,6 +65,7 @@ def seen(release, **changes):
             "differ": 0.0,
             "took": 1.0,
         },
+        "libraries": {"mapped": [], "not_found": {}, "took": 0.1},
     }
     for name, value in changes.items():
         step, _, key = name.partition("_")
@@ -149,7 +150,7 @@ def test_a_build_for_gpus_must_find_one_on_a_partition_that_has_some(site, relea
 
 def test_one_rank_alone_skips_what_needs_two(site, release):
     checks = judge(release, seen(release, ranks_size=1), None, ranks=1)
-    assert [check.skipped for check in checks] == [False, False, True, True]
+    assert [check.skipped for check in checks] == [False, False, True, True, False]
 
 
 @pytest.mark.parametrize("size", [1, 4])
