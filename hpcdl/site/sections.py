@@ -275,7 +275,7 @@ class SpackSettings:
     )
     signing_key: str | None = option(
         "Fingerprint or name of a key in Spack's keyring (`spack gpg list --signing`) "
-        "that signs the build cache; by default it is not signed",
+        "that signs the build cache; without one there is none",
         None,
         **text("^[^\\s-][^\\n]{2,199}$"),
         example="hpc-admins@example.org",

@@ -14,10 +14,11 @@ an installed wheel have the same files, so a release built from either is the sa
 
 from __future__ import annotations
 
+import ast
 import base64
-import configparser
 import csv
 import hashlib
+import importlib.util
 import io
 import os
 import platform
@@ -40,8 +41,8 @@ from hpcdl.stack.tree import sha256
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 from hpcdl.system.resources import cache, home, scratch_directory, to_install
-from hpcdl.system.run import CommandResult, run
-from hpcdl.system.text import one_line, one_of, utc_stamp
+from hpcdl.system.run import CommandResult, module_argv, run
+from hpcdl.system.text import one_of, utc_stamp
 from hpcdl.system.trust import require_private
 
 Say = Callable[[str], None]
@@ -60,6 +61,8 @@ _PIP = {
 }
 """Options of pip, and variables of uv for the same; empty for those that differ in form. No option
 of uv's: an index may hold a password, and everybody sees a command line."""
+_SECTIONS = ("global", "install", ":env:")
+_SETTING = re.compile(rf"({'|'.join(_SECTIONS)})\.(\S+?)=(.*)")
 _RECORD = "sha256.txt"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("examples", "modulefiles", "reframe_checks", "spack", "templates")
@@ -228,31 +231,14 @@ def uv(*words: str | Path, log: Path, **options: Any) -> CommandResult:
 
 def pip_settings() -> dict[str, str]:
     """What pip's own files and variables say, by its options: uv reads none of them."""
-    parser = configparser.RawConfigParser()
-    home, xdg = Path.home(), os.environ.get("XDG_CONFIG_HOME", "~/.config")
-    chosen = os.environ.get("PIP_CONFIG_FILE", "")
-    places: list[str | Path] = [
-        "/etc/xdg/pip/pip.conf",
-        "/etc/pip.conf",
-        home / ".pip/pip.conf",
-        Path(xdg).expanduser() / "pip/pip.conf",
-        Path(sys.prefix) / "pip.conf",
-        *([chosen] if chosen else []),
-    ]
-    try:
-        if chosen != os.devnull:
-            parser.read(places, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError) as fault:
-        message = f"pip's settings cannot be read: {one_line(str(fault))}"
-        raise BadInput(message, hint="mend the file, as `pip config debug` shows them") from fault
-    sections = (dict(parser[name]) for name in ("global", "install") if parser.has_section(name))
-    found = {
-        name.replace("_", "-"): value for section in sections for name, value in section.items()
-    }
-    named = (f"PIP_{name.upper().replace('-', '_')}" for name in _PIP)
-    return found | {
-        name: os.environ[key] for name, key in zip(_PIP, named, strict=True) if key in os.environ
-    }
+    argv = [*module_argv(sys.executable, "pip"), "config", "list"]
+    listed = run(argv, check=False, timeout=60)
+    if not listed.ok and importlib.util.find_spec("pip"):
+        message = f"pip's settings cannot be read: {' | '.join(listed.last_lines(2))}"
+        raise BadInput(message, hint="mend the file, as `pip config debug` shows them")
+    rows = [row for row in map(_SETTING.fullmatch, listed.stdout.splitlines()) if row]
+    rows.sort(key=lambda row: _SECTIONS.index(row[1]))  # the variables last: they count
+    return {row[2]: str(ast.literal_eval(row[3])) for row in rows if row[2] in _PIP}
 
 
 def install(python: Path, log: Path, *words: str | Path, hint: str = "") -> None:

@@ -7,7 +7,8 @@ release until release.json is renamed into it.
 
 An interrupted build continues where it was. A failure names the package, its log, and the command
 that reopens the environment it was built in. Binaries are signed where the site file names a key
-of Spack's keyring, which is asked for before a build begins, not hours later.
+of Spack's keyring, which is asked for before a build begins, not hours later; without a key there
+is no build cache, for others could not tell who wrote into it.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class SpackPlan(ReleasePlan):
             *(f"write {path}" for path in self.files),
             *([] if lock else [f"solve {self.environment.name} with Spack"]),
             f"install what is missing of its {count}packages in {store(self.site)}",
-            f"put them into the build cache {shared(self.site) / 'buildcache'}",
+            *(["put them into the build cache, signed"] if self.site.spack.signing_key else []),
             f"link them and hpcdl {__version__} together in {self.root}/stack",
         ]
 
@@ -222,7 +223,6 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show) -> Release:
         with suppress(HpcdlError):  # the package is what has to be mended
             cache.fill(spack, where.environment)
         raise
-    say(f"filling the build cache {cache.folder}")
     cache.fill(spack, where.environment)
     return adopt(adoption, spack, say)
 
@@ -359,7 +359,7 @@ def _failure(spack: Spack, where: Folders) -> HpcdlError:
 
 @dataclass(frozen=True)
 class BuildCache:
-    """Where binaries are kept; `key` is the name of the key that signs them, empty for none."""
+    """Where binaries are kept, signed by a `key` of Spack's keyring; without one there is none."""
 
     folder: Path
     key: str
@@ -370,10 +370,9 @@ class BuildCache:
         return cls(site.paths.prefix / "spack" / "buildcache", site.spack.signing_key or "")
 
     def settings(self) -> dict[str, str]:
-        """Spack's settings of it, by file name."""
-        signed = str(bool(self.key)).lower()
-        entry = f"{{url: 'file://{self.folder}', binary: true, source: false, signed: {signed}}}"
-        return {"mirrors.yaml": f"mirrors:\n  {_MIRROR}: {entry}\n"}
+        """Spack's settings of it, by file name; it installs what is signed alone."""
+        entry = f"{{url: 'file://{self.folder}', binary: true, source: false, signed: true}}"
+        return {"mirrors.yaml": f"mirrors:\n  {_MIRROR}: {entry}\n"} if self.key else {}
 
     def require_key(self, spack: Spack) -> None:
         """BadInput where Spack's keyring has no secret part of the key; asked before a build."""
@@ -388,8 +387,7 @@ class BuildCache:
 
     def fill(self, spack: Spack, environment: Path) -> None:
         """Put what is installed of an environment into the cache; what is there already stays."""
-        signing = ("--key", self.key) if self.key else ("--unsigned",)
-        push = ("buildcache", "push", *signing, "--allow-missing", "--update-index", _MIRROR)
-        spack.run("-e", environment, *push)
         if self.key:
+            push = ("push", "--key", self.key, "--allow-missing", "--update-index", _MIRROR)
+            spack.run("-e", environment, "buildcache", *push)
             spack.run("gpg", "publish", "--directory", self.folder, "--rebuild-index", check=False)
