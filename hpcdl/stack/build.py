@@ -129,12 +129,7 @@ class BuildPlan(ReleasePlan):
         return [*steps, f"install {what} and {own}"]
 
     def require_tools(self, *, only_look: bool) -> None:
-        """Look for compilers and space, before gigabytes are fetched for nothing.
-
-        Raises:
-            MissingPrerequisite: what this machine lacks, and how to get it.
-            BadInput: the site names an nvcc that is not there.
-        """
+        """Look for compilers and space, before gigabytes are fetched for nothing."""
         if self.needs_compilers:
             self.toolchain()
         needs = {releases_folder(self.site): self.recipe.tree_gb}
@@ -202,12 +197,7 @@ class BuildPlan(ReleasePlan):
 def plan_wheels(
     site: Site, request: StackRequest, names: tuple[str, ...], served: tuple[str, ...], **_: bool
 ) -> BuildPlan:
-    """The plan of one build from wheels: for the partitions `names`, recorded as for `served`.
-
-    Raises:
-        MissingPrerequisite: no wheels fit, or their Python is not on this machine.
-        BadInput: pins that contradict each other or the facts.
-    """
+    """The plan of one build from wheels: for the partitions `names`, recorded as for `served`."""
     recipe = recipe_of(site, request, names)
     python = interpreter(recipe.python)
     mpi = horovod.mpi_version() if request.horovod else ""
@@ -221,12 +211,7 @@ def plan_wheels(
 
 
 def build(plan: BuildPlan, say: Say) -> Release:
-    """Build the planned release, or return it where it exists; a failure leaves nothing.
-
-    Raises:
-        CommandFailed: a step failed; its log is named.
-        MissingPrerequisite: no space left, no permission, no compiler, another build at work.
-    """
+    """Build the planned release, or return it where it exists; a failure leaves nothing."""
     plan.require_ready()
     lock = plan.lock or lock_wheels(plan.recipe, plan.python, say)
     own, wheel = own_wheel()

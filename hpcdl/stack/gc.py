@@ -133,11 +133,7 @@ def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[st
 
 
 def _remove_unneeded(site: Site, releases: Collection[str], dry_run: bool) -> dict[str, int]:
-    """Remove what neither these releases nor any stack's environment needs; the bytes of each.
-
-    Raises:
-        MissingPrerequisite: a build is at work, there is no Spack, or a lock file cannot be read.
-    """
+    """Remove what neither these releases nor any stack's environment needs; the bytes of each."""
     with ExitStack() as held, scratch_directory() as scope:
         for environments in sorted(shared(site).glob("*/environments")):
             held.enter_context(locked(environments.with_name(".lock"), wait_seconds=0))

@@ -307,13 +307,7 @@ class Toolchain:
 
 
 def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain:
-    """The compilers for a stack's Horovod.
-
-    Raises:
-        MissingPrerequisite: a program is missing, or none that is here fits; says which rule
-            each one breaks, and how to get one that does.
-        BadInput: the site names an nvcc that is not there.
-    """
+    """The compilers for a stack's Horovod."""
     horovod = recipe.horovod
     assert horovod is not None
     missing = [command for command in horovod.commands if shutil.which(command) is None]
@@ -521,12 +515,7 @@ def cuda_wheels(cuda: str) -> dict[str, dict[str, str]]:
 
 
 def cuda_tree(cuda: str, python: Interpreter, say: Say) -> Path:
-    """The tree of a CUDA release, fetched and laid out now where it is not there.
-
-    Raises:
-        CommandFailed: pip failed; its log is named. It refuses a wheel with another digest.
-        MissingPrerequisite: no wheels of this CUDA, no space left, or another user may write it.
-    """
+    """The tree of a CUDA release, fetched and laid out now where it is not there."""
     folder = wheels_cache() / f"cuda-{cuda}-{digest(cuda_wheels(cuda), _TRANSLATOR)}"
     with shared_lock(wheels_cache() / ".cuda.lock", wait_seconds=_FETCH_SECONDS):
         if not folder.is_dir():

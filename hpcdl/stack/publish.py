@@ -83,11 +83,6 @@ def publish(
     will do, and without `verify_again`. While the gate is at work, which may wait for nodes,
     nothing is locked; while the files are compared with the seal, no rollback waits for that: it
     takes another lock, which is held for seconds only.
-
-    Raises:
-        BadInput: there is no such release.
-        CheckFailed: the gate did not pass, the tree was changed, others may write it or
-            cannot use it, or an agreement or waiver is missing; `current` stays.
     """
     release = read_release(site, release_id)
     require_answers(site, release)
@@ -269,12 +264,7 @@ def plan_publish(site: Site, release_id: str) -> PublishResult:
 
 
 def newest(site: Site) -> str:
-    """The id of the release that was built last.
-
-    Raises:
-        BadInput: nothing was built yet.
-        CheckFailed: the record of every release is damaged.
-    """
+    """The id of the release that was built last."""
     known = overview(site)
     rows = [row for row in known if row["created"]]
     if known and not rows:
@@ -349,11 +339,6 @@ def rollback(site: Site, release_id: str | None = None) -> PublishResult:
     """Make the release before the current one current again, or the one named.
 
     Partitions of other stacks keep what they have.
-
-    Raises:
-        BadInput: there is none to go back to, or no such release.
-        CheckFailed: the named one was never proven.
-        LockBusy: another process switches for too long; says which one.
     """
     with switch_lock(site, SOON_SECONDS):
         planned, event = _plan_rollback(site, release_id)

@@ -127,12 +127,7 @@ def read_wheels(lock: Path) -> list[dict[str, str]]:
 
 
 def lock_wheels(recipe: Recipe, python: Interpreter, say: Say) -> Path:
-    """The file that locks a recipe's wheels, made now where it is not there.
-
-    Raises:
-        CommandFailed: uv found no set of wheels, or no index; its log is named.
-        MissingPrerequisite: no uv, no space left, or a wheel that the facts do not know.
-    """
+    """The file that locks a recipe's wheels, made now where it is not there."""
     target, beside = lock_file(recipe, python), pins(recipe.tensorflow, python.minor)
     with shared_lock(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
         if found_lock(recipe, python):
@@ -474,12 +469,7 @@ def interpreter(minor: str) -> Interpreter:
 
 
 def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Recipe:
-    """The recipe of a stack for partitions that share one build.
-
-    Raises:
-        BadInput: pins that contradict each other or the facts.
-        MissingPrerequisite: nothing fits, or the wheels of that CUDA are unknown.
-    """
+    """The recipe of a stack for partitions that share one build."""
     resolution = Resolver(site).build(request, names)
     computes, own = computes_of(site, request, names), gpus_of(site, names)
     versions, table = resolution.versions, facts.load("wheels")

@@ -204,12 +204,7 @@ def is_built(site: Site, release_id: str | None) -> bool:
 
 
 def read_release(site: Site, release_id: str) -> Release:
-    """The release `release_id` of the site's prefix.
-
-    Raises:
-        BadInput: there is none of that id; the hint names the nearest.
-        BrokenRelease: its record is damaged or was edited by hand.
-    """
+    """The release `release_id` of the site's prefix."""
     root = releases_folder(site) / release_id
     if not _ID.match(release_id) or not is_built(site, release_id):
         known = release_ids(site)
@@ -234,12 +229,7 @@ def current_release(site: Site) -> Release | None:
 
 
 def find_release(site: Site, release_id: str | None = None) -> Release:
-    """Return the release `release_id`, or the published one where none is named.
-
-    Raises:
-        BadInput: nothing is published, or there is no such release.
-        BrokenRelease: its record cannot be trusted.
-    """
+    """Return the release `release_id`, or the published one where none is named."""
     if release_id is not None:
         return read_release(site, release_id)
     current = current_release(site)

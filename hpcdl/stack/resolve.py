@@ -99,12 +99,7 @@ class Resolver:
     def resolve(
         self, partition: str | None = None, backend: str | None = None
     ) -> tuple[Resolution, ...]:
-        """The newest set for every partition and backend, what the site asks for first.
-
-        Raises:
-            BadInput: an unknown partition, an unknown component or version in a pin, or pins that
-                contradict each other or the facts.
-        """
+        """The newest set for every partition and backend, what the site asks for first."""
         site = self.site
         parts = [site.partition(partition)] if partition else list(site.partitions.values())
         return tuple(
@@ -138,12 +133,7 @@ class Resolver:
         return tuple(tuple(group.names) for group in found.values())
 
     def build(self, stack: StackRequest, names: Sequence[str]) -> Resolution:
-        """The versions of one build: for partitions that `groups` gave.
-
-        Raises:
-            BadInput: as `resolve` does.
-            MissingPrerequisite: no set of versions fits what the site has.
-        """
+        """The versions of one build: for partitions that `groups` gave."""
         parts = [self.site.partition(name) for name in names]
         first = _by_model(parts[0])[0]
         setting = self._setting([first, *parts], stack)

@@ -202,11 +202,7 @@ class Advisory:
 
 
 def findings(site: Site, release: Release, inside: Sequence[BomComponent]) -> list[Advisory]:
-    """Everything known, hpcdl's own facts first; one that both know is named once.
-
-    Raises:
-        CheckFailed: pip-audit's answer or the site's records are damaged.
-    """
+    """Everything known, hpcdl's own facts first; one that both know is named once."""
     waivers = waivers_of(site)
     own = []
     for name, row in facts.load("records")["weaknesses"].items():

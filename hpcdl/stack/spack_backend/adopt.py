@@ -79,12 +79,7 @@ class Adoption(ReleasePlan):
         return f"serve {served}, not {left_out}: its code is for {_code(self.lock)}"
 
     def require_tools(self, *, only_look: bool) -> None:
-        """Look for Spack; whether the environment is installed, Spack itself will say.
-
-        Raises:
-            MissingPrerequisite: it is not here.
-            BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
-        """
+        """Look for Spack; whether the environment is installed, Spack itself will say."""
         spacks.find_spack()
         spacks.packages_named()
 
@@ -114,10 +109,6 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
 
     `environment` is its directory, its spack.yaml, or the name of one that Spack manages; `name` is
     the stack of the site that the release is for, the first by default.
-
-    Raises:
-        BadInput: no environment, no TensorFlow in it, no such stack, or no partition can run it.
-        MissingPrerequisite: it has no lock file, it is another user's, or there is no Spack.
     """
     request = Resolver(site).serving(find_request(site, name))
     place = _directory(environment)
@@ -175,13 +166,7 @@ def _directory(named: str) -> Path:
 
 
 def adopt_installed(plan: Adoption, say: Say) -> Release:
-    """Make the release of an environment, with the Spack that is found (see `find_spack`).
-
-    Raises:
-        MissingPrerequisite: no Spack, or the environment is not installed, or not wholly, or
-            by another Spack.
-        CheckFailed: installed files have wrong permissions.
-    """
+    """Make the release of an environment, with the Spack that is found (see `find_spack`)."""
     if plan.exists:
         return read_release(plan.site, plan.release_id)
     if plan.left_out:

@@ -93,12 +93,7 @@ class SpackEnvironment:
 def environment_of(
     site: Site, request: StackRequest, names: tuple[str, ...], name: str
 ) -> SpackEnvironment:
-    """The environment of one build of a stack: of partitions that share it.
-
-    Raises:
-        MissingPrerequisite: no set of versions fits.
-        BadInput: Spack cannot build Slurm's PMIx.
-    """
+    """The environment of one build of a stack: of partitions that share it."""
     resolution = Resolver(site).build(request, names)
     wheels = request.backend == "spack-wheels"
     if not wheels:
@@ -262,12 +257,7 @@ def shipped_recipes() -> dict[str, str]:
 def concretize(
     root: Path, wanted: SpackEnvironment, say: Say, *, time_limit: float | None = None
 ) -> Lock:
-    """Let Spack solve an environment below `root`: the lock beside its spack.yaml.
-
-    Raises:
-        MissingPrerequisite: no Spack.
-        CheckFailed: there is no solution, or it did not come within the time limit (seconds).
-    """
+    """Let Spack solve an environment below `root`: the lock beside its spack.yaml."""
     where = root / "environments" / wanted.name
     log = where / "concretize.log"
     log.unlink(missing_ok=True)
@@ -357,10 +347,6 @@ def open_spack(root: Path, scope: Path, settings: Mapping[str, str] | None = Non
 
     `root` has spack_repo/ and environments/, perhaps a site.yaml; `settings` are further files for
     the scope, such as config.yaml, by name.
-
-    Raises:
-        MissingPrerequisite: there is no Spack, or one that is too old.
-        BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
     """
     program = find_spack()
     version = _version(program)

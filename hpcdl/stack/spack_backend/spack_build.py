@@ -95,12 +95,7 @@ class SpackPlan(ReleasePlan):
         ]
 
     def require_tools(self, *, only_look: bool) -> None:
-        """Look for Spack, for what it starts, and for space where the size is known.
-
-        Raises:
-            MissingPrerequisite: one of them is missing.
-            BadInput: HPCDL_SPACK_PACKAGES leads to no packages.
-        """
+        """Look for Spack, for what it starts, and for space where the size is known."""
         spacks.find_spack()
         spacks.packages_named()
         table = facts.load("spack")
@@ -187,14 +182,7 @@ def plan_spack(
 
 
 def build_spack(plan: SpackPlan, say: Say, show: Show) -> Release:
-    """Build the planned release, or return it where it exists.
-
-    Raises:
-        PackageFailed: a package did not build; says which, its log, and how to continue.
-        CheckFailed: Spack found no solution, or not the resolution's.
-        MissingPrerequisite: no Spack, no space left, another build at work.
-        BadInput: the site names a key that Spack's keyring does not have.
-    """
+    """Build the planned release, or return it where it exists."""
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
     plan.require_ready()
@@ -304,10 +292,6 @@ def install(spack: Spack, where: Folders, show: Show, env: Mapping[str, str]) ->
     """Install what the environment's lock holds.
 
     `spack` has the build's own scope; `env` are variables for the recipes.
-
-    Raises:
-        PackageFailed: names the package, its log and how to reopen its environment.
-        MissingPrerequisite: no space left.
     """
     with explain_os_errors(where.build):
         where.stage.mkdir(parents=True, exist_ok=True)
