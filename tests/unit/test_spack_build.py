@@ -413,9 +413,9 @@ def test_a_lock_that_nobody_holds_has_no_holder(tmp_path):
     assert lock_holder(tmp_path / "lock") is None
 
 
-def test_an_unsigned_build_cache_says_so_to_spack(tmp_path):
+def test_there_is_a_build_cache_only_where_a_key_signs_it(tmp_path):
     assert "signed: true" in BuildCache(tmp_path, "Ada").settings()["mirrors.yaml"]
-    assert "signed: false" in BuildCache(tmp_path, "").settings()["mirrors.yaml"]
+    assert BuildCache(tmp_path, "").settings() == {}
 
 
 # Adopting Spack environments: what a lock file tells, and refusals before Spack is asked.
