@@ -29,8 +29,7 @@ point release (22.05) means the newest of its series.
 
 Only errors change the exit code. Advice is counted in one line and printed by `--advice`. A
 directory stands for the batch scripts below it, `-` for standard input; what is no script is
-refused with status 2. `--sarif` prints what code hosts show beside the
-lines.
+refused with status 2.
 
 A value that is still to be filled in (`<project>`, `@nodes@`, `your.name`) is a note and mutes
 nothing: what sbatch refuses is an error. Of several scripts in one file the first is read. What
@@ -54,11 +53,9 @@ directives are checked. `--json` prints the findings as JSON.
 
 ```bash
 # hpcdl-lint: allow threads-beyond the ranks take turns
-export OMP_NUM_THREADS=8
 ```
 
-`allow` waives a rule for the next line, or for its own line if it follows code (lines that a
-backslash joins are one); `allow-file` waives it for the whole file. A waiver of no rule is reported
+Wherever such a line stands, the rule is waived for the script. A waiver of no rule is reported
 itself.
 
 ## The rules

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     option("--slurm-version", "X.Y", "Slurm release to check for (default: the site's)"),
     option("--live", "ask the Slurm on PATH what it has and allows, and sbatch what it refuses"),
     option("--advice", "print advice, too: what depends on the site or the program"),
-    option("--sarif", "print SARIF, for code scanners"),
     rest="more files",
 )
 def lint(args: argparse.Namespace) -> ExitCode:
@@ -43,7 +42,6 @@ def lint(args: argparse.Namespace) -> ExitCode:
         version or (site.slurm.version if site else None),
         args.json,
         cluster=_lint_cluster(args, site),
-        as_sarif=args.sarif,
         advice=args.advice,
         live=args.live,
     )

@@ -19,13 +19,12 @@ from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
     option("source", "DATA", "directory of the data set", type=Path),
     option("target", "DIR", "directory on the node; expands variables"),
     option("--workers", "N", "parallel copies (8)", type=int, default=8),
-    option("--clean", "remove DIR"),
     changes=True,
     site=False,
 )
 def _stage(args: argparse.Namespace) -> ExitCode:
-    """Copy a data set to the node's own disk, in parallel and checked, as much as fits."""
-    from hpcdl.jobs.stage import clean, remove_left, stage
+    """Copy a data set to the node's own disk, in parallel, as much as fits."""
+    from hpcdl.jobs.stage import remove_left, stage
     from hpcdl.slurm.client import own_jobs
 
     target = Path(os.path.expandvars(args.target))
@@ -33,10 +32,7 @@ def _stage(args: argparse.Namespace) -> ExitCode:
         message = f"{args.target}: {unset[0]} has no value here"
         raise BadInput(message, hint="export it, or write the directory")
     if args.dry_run:
-        print(f"would {'remove' if args.clean else 'fill'} {target}")
-        return ExitCode.OK
-    if args.clean:
-        clean(target)
+        print(f"would fill {target}")
         return ExitCode.OK
     removed = 0
     with suppress(HpcdlError, OSError):  # staging works without the space that ended jobs hold
@@ -45,9 +41,10 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     done = stage(args.source, target, workers=args.workers)
     seconds = round(time.monotonic() - start, 3)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    counts = {"copied": len(done.copy), "linked": len(done.link), "bytes": done.copied_bytes}
-    text = f"{host}: {len(done.copy)} files ({done.copied_bytes / 1e6:,.0f} MB) in {target}, "
-    text += f"{seconds:.1f} s" + f", {len(done.link)} linked that do not fit" * bool(done.link)
+    size = sum(size for _, size in done.copied)
+    counts = {"copied": len(done.copied), "linked": len(done.linked), "bytes": size}
+    text = f"{host}: {len(done.copied)} files ({size / 1e6:,.0f} MB) in {target}, {seconds:.1f} s"
+    text += f", {len(done.linked)} linked that do not fit" * bool(done.linked)
     text += f"; removed the files of {removed} ended runs" * bool(removed)
     staged = {"host": host, "target": target, **counts, "seconds": seconds, "removed": removed}
     return show(args, staged, text)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hpcdl.jobs.lint import lint
-from tests.integration.test_lint_gate import disagreements, mutated
+from tests.integration.test_lint_gate import disagreements, mutated, public_scripts
 from tests.matrix.machines import HPCDL, Job
 from tests.waiting import wait_for
 
@@ -62,13 +62,22 @@ def test_what_a_live_slurm_has_not_is_refused_by_it_and_found(machine):
         assert f"nvalid {said}" in machine("sbatch", option, "--wrap=true").stderr
 
 
+def asked_by(machine):
+    """Calls commands of a release, as the gate of tests/integration does."""
+    return lambda *argv, check=False: machine(*argv, timeout=120)
+
+
 @pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.long)])
 def test_mutated_directives_have_an_error_where_this_sbatch_refuses_them(machine, count):
-    def ask(*argv, check=False):
-        return machine(*argv, timeout=120)
-
     # Whether a job that another depends on exists is no matter of syntax.
     texts = ((n, one) for n, one in enumerate(mutated(count, seed=7)) if ":7" not in one)
-    found, asked = disagreements(ask, machine.folder, texts)
+    found, asked = disagreements(asked_by(machine), machine.folder, texts)
     assert asked > count / 2
     assert len(found) <= 1 + count / 1000, found
+
+
+@pytest.mark.long
+def test_public_scripts_have_an_error_where_this_sbatch_refuses_them(machine):
+    found, asked = disagreements(asked_by(machine), machine.folder, public_scripts())
+    assert asked >= 300
+    assert len(found) <= asked / 100, found

@@ -125,7 +125,7 @@ def test_render_prints_the_script_and_nothing_else():
     done = hpcdl(*RENDER, "--", "prog", "--lr", "0.1", "--", "-x")
     assert done.stderr == b""
     assert done.stdout.startswith(b"#!/bin/bash\n")
-    assert b"rank prog --lr 0.1 -- -x &\n" in done.stdout
+    assert b"rank prog --lr 0.1 -- -x & hpcdl_step=$!\n" in done.stdout
 
 
 @pytest.mark.parametrize("locale", ["C", "POSIX", "C.UTF-8"])

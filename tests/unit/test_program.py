@@ -168,4 +168,4 @@ def test_the_first_example_of_the_documents_finds_its_program(tmp_path, monkeypa
     (tmp_path / "my_train.py").write_text("")
     monkeypatch.chdir(tmp_path)
     line = "job render --site p100-v100-k80 --gpus 8 --no-module -- python my_train.py --lr 0.1"
-    assert f" python {tmp_path}/my_train.py --lr 0.1 &\n" in hpcdl(*line.split()).out
+    assert f" python {tmp_path}/my_train.py --lr 0.1 & hpcdl_step=$!\n" in hpcdl(*line.split()).out

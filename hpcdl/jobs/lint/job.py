@@ -7,9 +7,7 @@ None, and a check that needs it stays silent. So it is with what the cluster has
 partitions, their GPUs and, where it is filled in, features; of accounts, QOS and other GRES only
 Slurm tells.
 
-A script waives a rule by `# hpcdl-lint: allow RULE reason` for the next line, by `allow-file` for
-the whole file. On a line of its own a waiver holds for the line that follows (with its continuation
-lines, and past further waivers); behind code or a directive, for its own line. One that names no
+A script waives a rule by `# hpcdl-lint: allow RULE reason`, wherever that stands. One that names no
 rule is a finding itself.
 """
 
@@ -27,8 +25,7 @@ from hpcdl.jobs.lint.shell import ShellCommand, Word
 from hpcdl.slurm.fits import Cluster, PartitionLimits
 from hpcdl.slurm.rules import SlurmRelease, all_rules
 
-_WAIVER = re.compile(r"(?:^|(?<=\s))#[ \t]*hpcdl-lint:[ \t]*(allow(?:-file)?)(?:[ \t]+([^\s]+))?.*")
-_FILE = 0
+_WAIVER = re.compile(r"#[ \t]*hpcdl-lint:[ \t]*allow(?:-file)?[ \t]+(\S+)")
 _REPEATED = re.compile(r"\$\{?SLURM_(NTASKS|NTASKS_PER_NODE|GPUS_PER_NODE)\}?")
 _ONE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?", re.A)
 
@@ -235,39 +232,12 @@ def checks(*rules: str) -> Callable[[Check], Check]:
 
 
 def apply(script: BatchScript, hits: Iterable[Hit]) -> list[Hit]:
-    """The hits that no waiver covers, and waivers of rules that there are not."""
-    if "hpcdl-lint:" not in script.text:
-        return list(hits)
-    # Where the logical line of each line ends, continuation lines included.
-    ends = list(range(len(script.lines) + 2))
-    for line in reversed(script.lines[:-1]):
-        if line.text.endswith("\\"):
-            ends[line.number] = ends[line.number + 1]
-    ids = {rule.id for rule in all_rules()}
-    covered, wrong = set(), []
-    for rule, end, place in _waivers(script, ends):
-        covered.add((rule, end))
-        if rule not in ids:
-            wrong.append(place._replace(detail=f"'{rule[:60]}'" if rule else "it names none"))
-
-    def waived(hit: Hit) -> bool:
-        own = ends[script.place(hit.start)[0]]
-        return bool({(hit.rule, _FILE), (hit.rule, own)} & covered)
-
-    return [*(hit for hit in hits if not waived(hit)), *wrong]
-
-
-def _waivers(script: BatchScript, ends: list[int]) -> Iterator[tuple[str, int, Hit]]:
-    """Each rule that is waived, the last of the lines it is waived for, and the waiver's place."""
-    following = len(script.lines) + 1  # the next line that is no waiver
-    for line in reversed(script.lines):
-        text = line.text
-        marked = "hpcdl-lint:" in text
-        alone = marked and text.lstrip().startswith("#") and not text.startswith("#SBATCH")
-        following = following if alone else line.number
-        match = _WAIVER.search(text) if marked else None
-        if match is None or script.in_body(line.start):
-            continue
-        end = _FILE if match[1] == "allow-file" else ends[following]
-        place = Hit("waiver-unknown", line.start + match.start(), len(match.group().rstrip()))
-        yield from ((rule, end, place) for rule in (match[2] or "").split(","))
+    """The hits of rules that no line waives, and waivers of rules that there are not."""
+    ids, waived, wrong = {rule.id for rule in all_rules()}, set(), []
+    for line in script.lines if "hpcdl-lint:" in script.text else ():
+        match = _WAIVER.search(line.text)
+        if match and not script.in_body(line.start):
+            waived.add(match[1])
+            place = Hit("waiver-unknown", line.start + match.start(), len(match[0]))
+            wrong += [] if match[1] in ids else [place._replace(detail=f"'{match[1][:60]}'")]
+    return [*(hit for hit in hits if hit.rule not in waived), *wrong]

@@ -1,4 +1,4 @@
-"""Lints files, and prints findings as text in compiler style, JSON, or SARIF 2.1.0.
+"""Lints files, and prints findings as text in compiler style, or as JSON.
 
 Files are read as text, refused where they are no scripts, and found below directories.
 """
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpcdl import __version__
 from hpcdl.jobs.lint import LintFinding, lint
 from hpcdl.jobs.lint.parse import BatchScript
 from hpcdl.jobs.lint.shell import parser
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
 
 _NO_PARSER = "note: only directives are checked, not what the scripts run\n  hint: {}"
 _STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "advice": "cyan"}
-_LEVELS = {"error": "error", "warning": "warning", "note": "note", "advice": "note"}
-"""What SARIF calls them."""
-_SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 Results = Sequence[tuple[str, Sequence[LintFinding]]]
 """Files, with what was found in each."""
 MAX_BYTES = 4 * 1024**2
@@ -49,7 +45,6 @@ def run_lint(
     as_json: bool = False,
     *,
     cluster: Cluster | None = None,
-    as_sarif: bool = False,
     advice: bool = False,
     live: bool = False,
 ) -> ExitCode:
@@ -74,13 +69,12 @@ def run_lint(
         if live:
             findings += _of_sbatch(path)
         results.append((name, findings))
-        if not (as_json or as_sarif):
+        if not as_json:
             print(_as_text(name, text, str(release), findings, advice))
     if not results and refused:
         raise refused[0]
-    if as_sarif or as_json:
-        data = _as_sarif(results, advice) if as_sarif else _as_data(str(release), results, advice)
-        print(json.dumps(data, indent=2))
+    if as_json:
+        print(json.dumps(_as_data(str(release), results, advice), indent=2))
     for error in refused:
         print(error.render(), file=sys.stderr)
     errors = any(finding.severity == "error" for _, findings in results for finding in findings)
@@ -196,33 +190,6 @@ def _row(finding: LintFinding) -> dict[str, Any]:
         "source": rule.source,
         "proof": rule.proof,
     }
-
-
-def _as_sarif(results: Results, advice: bool) -> dict[str, Any]:
-    rules: dict[str, dict[str, Any]] = {}
-    rows = []
-    for name, finding in (
-        (name, finding) for name, own in results for finding in _shown(own, advice)
-    ):
-        rule, level = finding.rule, _LEVELS[finding.severity]
-        rules[rule.id] = {
-            "id": rule.id,
-            "shortDescription": {"text": rule.title},
-            "fullDescription": {"text": f"{rule.title}: {rule.consequence}"},
-            "help": {"text": f"{rule.fix}\nSource: {rule.source}"},
-            "defaultConfiguration": {"level": level},
-        }
-        columns = {"startColumn": finding.column, "endColumn": finding.column + finding.width}
-        place = {
-            "artifactLocation": {"uri": name},
-            "region": {"startLine": finding.line, **columns},
-        }
-        message = {"text": f"{finding.message}. {rule.consequence}"}
-        where = [{"physicalLocation": place}]
-        rows.append({"ruleId": rule.id, "level": level, "message": message, "locations": where})
-    driver = {"name": "hpcdl job lint", "version": __version__, "rules": list(rules.values())}
-    run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": rows}
-    return {"$schema": _SARIF_SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
 # ---- the files ----
