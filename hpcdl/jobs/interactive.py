@@ -29,6 +29,7 @@ from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import read_regular, write_atomic
 from hpcdl.system.text import utc_stamp
+from hpcdl.system.trust import require_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,6 +105,7 @@ def run_shell(shell: Shell, *, terminal: bool) -> int:
         raise MissingPrerequisite("Slurm's command 'salloc' is not on PATH")
     shell.folder.mkdir(mode=0o700, parents=True)
     try:
+        require_own(shell.folder)  # what is in it runs on the node, when Slurm has one
         for name, content in shell.files.items():
             write_atomic(shell.folder / name, content, mode=0o600)
         with _left_to_the_child():

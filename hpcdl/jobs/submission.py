@@ -311,6 +311,10 @@ def _read(site: Site, which: str) -> Submission:
     if which.isdigit() and owner not in {0, os.getuid()}:
         message = f"job {which} was submitted by {user_of(owner)}"
         raise BadInput(message, hint=f"to look at it, name its directory: {submission.folder}")
+    if which.isdigit() and int(which) not in submission.chain:
+        # Others may write to the index: a link of theirs leads from one job to another of ours.
+        message = f"{index(site)}/{which} leads to job {submission.job_id}, not to {which}"
+        raise BadInput(message, hint="remove that link, or name the job's directory")
     return submission
 
 

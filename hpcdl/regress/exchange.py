@@ -12,6 +12,7 @@ import io
 import json
 import math
 import sqlite3
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -49,7 +50,7 @@ _OF_LOG = ("value", "ref", "lower_thres", "upper_thres")
 _OF_VERDICT = ("partition", "status", "waived", "reason", "release", "driver", "log", "environment")
 _OF_METRIC = ("value", "unit", "reference", "low", "high", "better")
 _OPEN = {"low": -math.inf, "high": math.inf}
-_MOST_BYTES = 200_000_000
+_MOST_BYTES = 100_000_000
 _YEARS = range(1970, 3000)
 """Others are no nights, and months before or after them there is no date."""
 
@@ -141,6 +142,8 @@ def _of_database(path: Path, system: str) -> Iterator[Result]:
     """The sessions of ReFrame's results database, each as one night."""
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True)) as database:
+            if sys.version_info >= (3, 11):  # a session of 600 MB took 3.5 GB of memory
+                database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MOST_BYTES)
             if not database.execute(_PLAIN_COLUMN).fetchone():
                 raise ValueError("it has no table of sessions")
             for (blob,) in database.execute("SELECT json_blob FROM sessions ORDER BY 1"):

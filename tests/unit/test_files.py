@@ -298,9 +298,15 @@ def test_what_would_block_or_never_end_is_not_read(tmp_path):
             "TABLE sessions AS SELECT replace(hex(zeroblob(99999)), '00', '[') json_blob",
             "recursion",
         ),
+        pytest.param(
+            *("TABLE sessions AS SELECT hex(zeroblob(60000000)) json_blob", "too big"),
+            marks=pytest.mark.skipif(sys.version_info < (3, 11), reason="sqlite3 has no limits"),
+        ),
     ],
 )
-def test_a_results_database_that_computes_its_rows_is_refused(tmp_path, made, said):
+def test_a_results_database_that_computes_its_rows_or_has_a_huge_one_is_refused(
+    tmp_path, made, said
+):
     """A file of 8 kB had rows without end."""
     endless = (
         "WITH RECURSIVE each(json_blob) AS (SELECT '{}' UNION ALL SELECT json_blob FROM each) "

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from hpcdl.cli import main
 from hpcdl.cluster import rootfs
 from hpcdl.jobs import JobSpec, Module, listing
 from hpcdl.jobs import sweep as sweeps
+from hpcdl.jobs.interactive import Shell, run_shell
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
@@ -219,6 +221,10 @@ def test_an_index_of_jobs_that_others_write_to_names_no_job_of_theirs(shared, si
     assert find(site, str(shared / "x")).job_id == 99, "who names it means it"
     assert release_of(str(shared / "mine/job.sh")) is None
     assert release_of(str(shared / "x/job.sh")) == "x"
+    shutil.copytree(shared / "x", shared / "mine")  # a job of this user's own, under a wrong number
+    stranger("ln -s ../../../mine work/jobs/by-id/8", shared)
+    with pytest.raises(BadInput, match="by-id/8 leads to job 99, not to 8"):
+        find(site, "8")
 
 
 @as_root
@@ -269,6 +275,17 @@ def test_nothing_is_submitted_from_a_stranger_s_directory(shared, site, command)
     with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
         submit(site, JobSpec("p100", job_dir=shared / "planted"), Module(()))
     assert not (shared / "planted/job.sh").exists()
+
+
+@as_root
+def test_no_shell_begins_below_a_directory_of_a_stranger_with_my_name(shared, site, monkeypatch):
+    """/scratch/$USER: while Slurm had no node he put it aside, and a script of his own there."""
+    stranger("mkdir -m 0777 root", shared)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
+    folder = shared / "root/work/jobs/shell-1"
+    with pytest.raises(MissingPrerequisite, match="root cannot be trusted: it belongs to nobody"):
+        run_shell(Shell(folder, (), (), {"shell.sh": b""}), terminal=False)
+    assert not folder.exists()
 
 
 def test_whatever_the_umask_others_write_to_nothing_that_a_command_makes(tmp_path, monkeypatch):

@@ -40,6 +40,7 @@ _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 _MAX_WORDS = 200
 """A variable of more words is not filled in."""
+_WRAPPERS = 50
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
 
 
@@ -340,5 +341,8 @@ def _steps(command: ShellCommand, known: dict[str, tuple[str, ...]]) -> Iterator
 
 
 def programs_of(words: Sequence[Word]) -> tuple[tuple[Word, ...], ...]:
-    """The words of each program that a command line runs, wrappers first."""
-    return tuple(tuple(words[at:]) for at in unwrap([word.value for word in words]))
+    """The words of each program that a command line runs, wrappers first; no more than 50.
+
+    A text of 150,000 times `srun` took hours.
+    """
+    return tuple(tuple(words[at:]) for at in unwrap([word.value for word in words])[:_WRAPPERS])

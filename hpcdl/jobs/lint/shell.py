@@ -191,6 +191,7 @@ class Reading:
         for child in node.children:
             if child.type in {"|", "|&"}:
                 self._mark(start, piped=True)
+                start = len(self.commands)
             elif child.type not in {"&&", "||"}:
                 self._statement(child, scopes, depth + 1)
 

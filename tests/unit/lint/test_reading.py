@@ -191,6 +191,8 @@ def test_no_bytes_crash_the_linter(data):
         "#SBATCH " + "--nodes=2 " * 5_000,
         "# hpcdl-lint: allow status-lost x\n" * 5_000,
         "srun " + "a " * 25_000,
+        "srun " * 10_000,
+        "a|" * 3_000,
         "'\"" * 25_000,
         "((" * 25_000,
         "$(" * 25_000,
