@@ -15,7 +15,8 @@ from hpcdl.system.files import read_regular, write_json
 
 _MOST_BYTES = 200_000_000
 _SCHEMA = 2
-Request = Mapping[str, Any]
+Common = Mapping[str, Any]
+"""What all points of a sweep share, and their results depend on."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,10 @@ class Manifest:
     """The content of sweep.json; `request` is None if it was not kept."""
 
     rows: tuple[Mapping[str, Any], ...] = ()
-    request: Request | None = None
+    request: Common | None = None
 
 
-def check_same_jobs(folder: Path, manifest: Manifest, request: Request | None) -> None:
+def check_same_jobs(folder: Path, manifest: Manifest, request: Common | None) -> None:
     """Raise BadInput if the directory holds results of other jobs."""
     was, now = manifest.request, request
     if was is None or now is None or was == now:

@@ -25,8 +25,8 @@ from typing import Any
 from hpcdl.jobs import environment
 from hpcdl.jobs.launch import step_command
 from hpcdl.jobs.manifest import (
+    Common,
     Manifest,
-    Request,
     check_same_jobs,
     of_this_cluster,
     read_manifest,
@@ -271,7 +271,7 @@ def _marks(program: Sequence[str]) -> set[str]:
     return {mark[2] for one in program for mark in _MARK.finditer(one) if mark[2]}
 
 
-def request_of(base: JobSpec) -> Request:
+def request_of(base: JobSpec) -> Common:
     """Return what all points of a sweep share and their results depend on, as JSON values.
 
     A release that is published meanwhile is no reason to run everything again.
@@ -282,7 +282,7 @@ def request_of(base: JobSpec) -> Request:
     }
     shared |= {"environment": sorted(base.environment)}
     # As a manifest gives it back, which is what it is compared with: paths and tuples are none.
-    request: Request = json.loads(json.dumps({k: v for k, v in shared.items() if v}, default=str))
+    request: Common = json.loads(json.dumps({k: v for k, v in shared.items() if v}, default=str))
     return request
 
 
@@ -316,7 +316,7 @@ def sweep_directory(site: Site, name: str) -> Path:
 
 
 def run_statuses(
-    folder: Path, points: Sequence[SweepPoint], *, ask: bool = True, request: Request | None = None
+    folder: Path, points: Sequence[SweepPoint], *, ask: bool = True, request: Common | None = None
 ) -> tuple[RunStatus, ...]:
     """The status of each point: by its result, then by its job, as the manifest ties them.
 
@@ -347,7 +347,7 @@ def submit(
     modules: Modules,
     running: int | None,
     *,
-    request: Request | None = None,
+    request: Common | None = None,
     retry: bool = True,
 ) -> tuple[RunStatus, ...]:
     """Queue every point that has neither a result nor a job; return the status of all.

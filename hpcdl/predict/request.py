@@ -234,10 +234,10 @@ class Forecast:
         )
 
 
-Choice = tuple[Forecast, ScalingPoint]
+CountChoice = tuple[Forecast, ScalingPoint]
 
 
-def choose(found: Sequence[Forecast]) -> dict[str, Choice | None]:
+def choose(found: Sequence[Forecast]) -> dict[str, CountChoice | None]:
     """The recommended counts of forecasts of one question; None where none meets the limits.
 
     fastest: most images per second. cheapest: least money where all have a price, else fewest
@@ -248,7 +248,7 @@ def choose(found: Sequence[Forecast]) -> dict[str, Choice | None]:
     most = _HOUR * (found[0].request.deadline_hours or math.inf)
     priced = all(forecast.price is not None for forecast in found)
 
-    def spent(choice: Choice) -> tuple[float, int]:
+    def spent(choice: CountChoice) -> tuple[float, int]:
         forecast, point = choice
         return (forecast.cost(point) or 0.0) if priced else point.gpu_hours, point.gpus
 

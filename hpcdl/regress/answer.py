@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from hpcdl.regress.drift import Change
 from hpcdl.regress.estimate import as_normal, level_of
 from hpcdl.regress.identity import Series, name_of
-from hpcdl.regress.references import Key, Reference
+from hpcdl.regress.references import Reference, ReferenceKey
 from hpcdl.regress.verdict import number
 from hpcdl.results.faults import Status
 from hpcdl.system.text import count_of, in_a_line, table
@@ -205,7 +205,7 @@ class Rulings:
     """All that is decided, and the references, of a site."""
 
     accepted: Sequence[Acceptance] = ()
-    references: Mapping[Key, Reference] = field(default_factory=dict)
+    references: Mapping[ReferenceKey, Reference] = field(default_factory=dict)
 
     def since(self, series: Series, today: datetime.date) -> str:
         """The first night that counts of a series, '' where all do."""

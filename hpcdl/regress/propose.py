@@ -19,8 +19,8 @@ from hpcdl.regress.references import (
     OWN_DEMAND,
     WIDEST,
     Edits,
-    Key,
     Reference,
+    ReferenceKey,
     edits_of,
     from_runs,
     load_references,
@@ -83,9 +83,9 @@ def propose(
     return Drafts(rows, edits_of(site, rows), waiting, bool(measured))
 
 
-def by_key(rows: Iterable[Reference]) -> dict[Key, list[Reference]]:
+def by_key(rows: Iterable[Reference]) -> dict[ReferenceKey, list[Reference]]:
     """Rows of several runs by what they are of."""
-    groups: dict[Key, list[Reference]] = {}
+    groups: dict[ReferenceKey, list[Reference]] = {}
     for row in rows:
         groups.setdefault(row.key, []).append(row)
     return groups

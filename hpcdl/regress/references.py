@@ -37,7 +37,7 @@ _SPREADS = 5.0
 _RANGE_FACTORS = {2: 1.128, 3: 1.693, 4: 2.059, 5: 2.326, 6: 2.534, 7: 2.704, 8: 2.847}
 _MAD_TO_SIGMA = 1.4826
 
-Key = tuple[str, str, str, str]
+ReferenceKey = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Reference:
     machine: str | None = None
 
     @property
-    def key(self) -> Key:
+    def key(self) -> ReferenceKey:
         """Return its key in its set: check, case, partition, metric."""
         return self.check, self.case, self.partition, self.metric
 
@@ -94,7 +94,7 @@ def site_file(site: Site, reference_set: str) -> Path:
     return site.paths.prefix / "references" / f"{reference_set}.yaml"
 
 
-def load_references(site: Site, partitions: Sequence[str] = ()) -> dict[Key, Reference]:
+def load_references(site: Site, partitions: Sequence[str] = ()) -> dict[ReferenceKey, Reference]:
     """The references of partitions (all by default) by `Reference.key`.
 
     Published ones hold for every partition with their set; the site's own are over them. Raises
@@ -103,7 +103,7 @@ def load_references(site: Site, partitions: Sequence[str] = ()) -> dict[Key, Ref
     sets: dict[str, list[str]] = {}
     for part in site.by_groups(partitions):
         sets.setdefault(part.reference_set, []).append(part.label)
-    rows: dict[Key, Reference] = {}
+    rows: dict[ReferenceKey, Reference] = {}
     for name, labels in sets.items():
         of_all = [replace(row, partition=label) for row in published(name) for label in labels]
         own = [row for row in read_references(site_file(site, name)) if row.partition in labels]

@@ -67,22 +67,22 @@ class Scalar(NamedTuple):
 class Sequence(NamedTuple):
     """A list and the place where it starts."""
 
-    items: tuple[Node, ...]
+    items: tuple[YamlNode, ...]
     mark: Mark
 
 
 class Mapping(NamedTuple):
     """A mapping; keys keep their own places."""
 
-    entries: tuple[tuple[Scalar, Node], ...]
+    entries: tuple[tuple[Scalar, YamlNode], ...]
     mark: Mark
 
-    def get(self, key: str) -> Node | None:
+    def get(self, key: str) -> YamlNode | None:
         """The value of `key`, or None."""
         return next((value for name, value in self.entries if name.text == key), None)
 
 
-Node = Scalar | Sequence | Mapping
+YamlNode = Scalar | Sequence | Mapping
 
 
 class Fault(NamedTuple):
@@ -100,14 +100,14 @@ class Document:
 
     name: str
     lines: list[str]
-    root: Node
+    root: YamlNode
     faults: list[Fault] = field(default_factory=list)
 
-    def find(self, path: tuple[str | int, ...]) -> Node:
+    def find(self, path: tuple[str | int, ...]) -> YamlNode:
         """The node at `path`, or the deepest one on the way that exists."""
         node = self.root
         for step in path:
-            child: Node | None = None
+            child: YamlNode | None = None
             if isinstance(node, Mapping) and isinstance(step, str):
                 child = node.get(step)
             elif isinstance(node, Sequence) and isinstance(step, int) and step < len(node.items):
@@ -117,7 +117,7 @@ class Document:
             node = child
         return node
 
-    def fault(self, message: str, node: Node, hint: str = "") -> None:
+    def fault(self, message: str, node: YamlNode, hint: str = "") -> None:
         """Note a fault at a node."""
         width = len(node.text) if isinstance(node, Scalar) else 1
         self.faults.append(Fault(message, node.mark, hint, max(1, width)))
@@ -214,11 +214,11 @@ def _events(text: str, document: Document) -> Iterator[yaml.Event]:
         yield event
 
 
-def _build(events: Iterator[yaml.Event], document: Document) -> Node | None:
+def _build(events: Iterator[yaml.Event], document: Document) -> YamlNode | None:
     """The first document's root; a second document in the file is a fault."""
     import yaml
 
-    root: Node | None = None
+    root: YamlNode | None = None
     for event in events:
         if not isinstance(event, yaml.NodeEvent):
             continue
@@ -229,7 +229,7 @@ def _build(events: Iterator[yaml.Event], document: Document) -> Node | None:
     return root
 
 
-def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Document) -> Node:
+def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Document) -> YamlNode:
     import yaml
 
     mark, tag = _mark(event), getattr(event, "tag", None)
@@ -249,7 +249,7 @@ def _node(event: yaml.NodeEvent, events: Iterator[yaml.Event], document: Documen
     return Scalar("", False, mark)
 
 
-def _children(events: Iterator[yaml.Event], document: Document) -> Iterator[Node]:
+def _children(events: Iterator[yaml.Event], document: Document) -> Iterator[YamlNode]:
     import yaml
 
     for event in events:
@@ -259,9 +259,9 @@ def _children(events: Iterator[yaml.Event], document: Document) -> Iterator[Node
         yield _node(event, events, document)
 
 
-def _mapping(flat: list[Node], mark: Mark, document: Document) -> Mapping:
+def _mapping(flat: list[YamlNode], mark: Mark, document: Document) -> Mapping:
     """Pair keys with values; the last of duplicate keys is kept, the fault names the first."""
-    entries: dict[str, tuple[Scalar, Node]] = {}
+    entries: dict[str, tuple[Scalar, YamlNode]] = {}
     for key, value in zip(flat[::2], flat[1::2], strict=True):
         if not isinstance(key, Scalar):
             document.fault("a key must be a plain word", key)
@@ -331,7 +331,7 @@ def check(document: Document, schema: Schema) -> Any:
     return _check(document, document.root, schema, _ROOT)
 
 
-def check_node(document: Document, node: Node, schema: Schema, what: str) -> Any:
+def check_node(document: Document, node: YamlNode, schema: Schema, what: str) -> Any:
     """The values of one node, called `what` in faults, as the schema types them; see `check`."""
     return _value(document, node, schema, what)
 

@@ -32,7 +32,7 @@ from hpcdl.system.text import did_you_mean
 
 _DAY, _RECENT = 86400.0, 3600.0
 
-Found = Iterator[tuple[Path, str]]
+Removals = Iterator[tuple[Path, str]]
 """Paths, each with the reason why it stays; "" for what may go."""
 
 
@@ -45,7 +45,7 @@ class CleanedKind(NamedTuple):
     name: str
     days: float
     gb: float
-    find: Callable[[Site], Found]
+    find: Callable[[Site], Removals]
 
 
 class Item(NamedTuple):
@@ -136,7 +136,7 @@ def _remove(item: Item) -> None:
             path.unlink()
 
 
-def _check_runs(site: Site) -> Found:
+def _check_runs(site: Site) -> Removals:
     runs = runs_directory(site)
     latest = os.path.realpath(runs.parent / "latest")  # resolve() fails where it leads to itself
     for path in runs.iterdir():
@@ -153,7 +153,7 @@ def _check_runs(site: Site) -> Found:
             yield path, f"job {open_jobs[0]} may still run" if open_jobs else ""
 
 
-def _job_index(site: Site) -> Found:
+def _job_index(site: Site) -> Removals:
     links = {
         path: number
         for path in index(site).iterdir()
@@ -168,14 +168,14 @@ def _job_index(site: Site) -> Found:
         yield path, unknown or ("the job has not ended" if int(number) in active else "")
 
 
-def _files(*parts: str) -> Callable[[Site], Found]:
-    def find(_: Site) -> Found:
+def _files(*parts: str) -> Callable[[Site], Removals]:
+    def find(_: Site) -> Removals:
         yield from ((path, "") for path in home(*parts).rglob("*") if not path.is_dir())
 
     return find
 
 
-def _cache(_: Site) -> Found:
+def _cache(_: Site) -> Removals:
     """Yield the caches that can be made again; releases have their own copies."""
     used = {state.root.parent for state in all_states() if state.root is not None}
     for kind in cache().iterdir():

@@ -177,9 +177,13 @@ def test_no_template_compares_versions():
 
 def test_a_class_name_has_one_meaning_in_the_whole_package():
     """`Plan`, `Point` and `Finding` once had four each: a reader of a diff could not tell which."""
-    places = defaultdict(list)
+    places, aliases = defaultdict(list), set()
     for name, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text())):
+        tree = ast.parse(path.read_text())
+        for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(name)
+        targets = [one.targets[0] for one in tree.body if isinstance(one, ast.Assign)]
+        aliases |= {one.id for one in targets if isinstance(one, ast.Name)}
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
+    assert aliases & places.keys() == set(), "the name of a class is a type's of another module"

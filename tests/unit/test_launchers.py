@@ -23,6 +23,11 @@ def site():
     return shipped("embedded")
 
 
+def test_the_users_page_has_every_launcher():
+    page = (Path(__file__).parents[2] / "docs/users.md").read_text()
+    assert [name for name in LAUNCHERS if f"\n| `{name}` " not in page] == []
+
+
 WORKERS = JobSpec("p100", nodes=2, gpus_per_node=2, launcher="multiworker")
 SHOW = 'import os; print(os.environ["TF_CONFIG"])'
 

@@ -15,7 +15,7 @@ from hpcdl.slurm.rules import SlurmRelease, SlurmRule, all_rules, as_release, kn
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
-    from hpcdl.jobs.lint.job import Check, Hit, Job
+    from hpcdl.jobs.lint.job import Hit, Job, LintCheck
     from hpcdl.slurm.fits import Cluster
 
 __all__ = ["LintFinding", "all_checks", "lint"]
@@ -91,7 +91,7 @@ def _hits(job: Job, active: frozenset[str]) -> Iterator[Hit]:
             yield from (hit for hit in check(job) if hit.rule in active)
 
 
-def all_checks() -> list[tuple[frozenset[str], Check]]:
+def all_checks() -> list[tuple[frozenset[str], LintCheck]]:
     """Every check with the ids of its rules, their modules imported."""
     from hpcdl.jobs.lint.job import CHECKS
 

@@ -213,15 +213,15 @@ def _counted(request: GpusAsked) -> bool:
     return "$" not in request.option.text
 
 
-Check = Callable[[Job], Iterator[Hit]]
-CHECKS: list[tuple[frozenset[str], Check]] = []
+LintCheck = Callable[[Job], Iterator[Hit]]
+CHECKS: list[tuple[frozenset[str], LintCheck]] = []
 """Every check of the modules that are imported, with the ids of its rules."""
 
 
-def checks(*rules: str) -> Callable[[Check], Check]:
+def checks(*rules: str) -> Callable[[LintCheck], LintCheck]:
     """Register a check for some rules."""
 
-    def register(check: Check) -> Check:
+    def register(check: LintCheck) -> LintCheck:
         CHECKS.append((frozenset(rules), check))
         return check
 

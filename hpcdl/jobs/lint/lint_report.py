@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _NO_PARSER = "note: only directives are checked, not what the scripts run\n  hint: {}"
 _STYLES = {"error": "red", "warning": "yellow", "note": "cyan", "advice": "cyan"}
-Results = Sequence[tuple[str, Sequence[LintFinding]]]
+ScriptFindings = Sequence[tuple[str, Sequence[LintFinding]]]
 """Files, with what was found in each."""
 MAX_BYTES = 4 * 1024**2
 _PIPES = 5000
@@ -161,7 +161,7 @@ def _printable(text: str) -> str:
     return "".join(sign if sign.isprintable() or sign == "\t" else "\ufffd" for sign in text)
 
 
-def _as_data(version: str, results: Results, advice: bool) -> dict[str, Any]:
+def _as_data(version: str, results: ScriptFindings, advice: bool) -> dict[str, Any]:
     """The findings of files as plain values: what `--json` prints. All are counted."""
     counts = Counter(finding.severity for _, findings in results for finding in findings)
     return {

@@ -34,7 +34,6 @@ NIGHTS, MOST = 28, 60
 _SLOWER, _SLOW = -0.02, -0.05
 _SPARKS = 30
 _NONE = Series("", "", "", "")
-Cell = tuple[str, str]
 """A cell of a table: its tone and its text."""
 
 
@@ -249,7 +248,7 @@ def nodes_of(
     )
 
 
-def _cell(value: float | None) -> Cell:
+def _cell(value: float | None) -> tuple[str, str]:
     if value is None:
         return "", ""
     tone = "bad" if value <= _SLOW else "uncertain" if value <= _SLOWER else ""
