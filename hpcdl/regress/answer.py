@@ -291,12 +291,22 @@ class Cause(NamedTuple):
 
 
 class Tonight(NamedTuple):
-    """The last night of one series: how significantly lower, by how much, what changed with it."""
+    """The last night of one series: by how many spreads it is lower, by how much, and with what.
+
+    It is the mean of `runs`; its level is that of so many nights.
+    """
 
     series: Series
-    strength: float
+    lower: float
     change: float
     with_it: str
+    runs: int
+    nights: int
+
+    def strength(self, shared: float) -> float:
+        """How significantly it is lower; `shared` is what all runs of a night have in common."""
+        error = math.sqrt(shared + (1 - shared) / max(1, self.runs) + 1 / self.nights)
+        return math.copysign(as_normal(self.lower / error, self.nights - 1), self.lower)
 
 
 def causes_of(answer: GateAnswer) -> list[Cause]:
@@ -362,48 +372,42 @@ def _title(kind: str, what: str, group: Sequence[Finding]) -> str:
 
 
 def tonight(
-    series: Series, values: Sequence[float], runs: int, with_it: str, shared: float, *, lower: bool
+    series: Series, values: Sequence[float], runs: int, with_it: str, *, lower: bool
 ) -> Tonight | None:
-    """How far the last of some nights is from those before; None if there are too few.
-
-    `shared` is the part of a deviation that all `runs` of the last night share.
-    """
+    """How far the last of some nights is from those before; None if there are too few."""
     rates = [1 / value for value in values if value > 0] if lower else values
     past = rates[-_LEVEL - 1 : -1]
     if len(past) < _FEWEST or len(rates) != len(values):
         return None
     level, spread = level_of(past)
-    error = spread * math.sqrt(shared + (1 - shared) / max(1, runs) + 1 / len(past))
-    if not error:
+    if not spread:
         return None
-    z = (level - rates[-1]) / error
-    return Tonight(
-        series, math.copysign(as_normal(z, len(past) - 1), z), rates[-1] / level - 1, with_it
-    )
+    last = rates[-1]
+    return Tonight(series, (level - last) / spread, last / level - 1, with_it, runs, len(past))
 
 
-def pooled(each: Iterable[Tonight], night: date) -> list[Finding]:
+def pooled(each: Iterable[Tonight], shared: float, night: date) -> list[Finding]:
     """Pool the series of one night: by what changed with them, else all of them."""
-    groups: dict[str, list[Tonight]] = {}
+    groups: dict[str, list[tuple[float, Tonight]]] = {}
     for one in each:
-        groups.setdefault(one.with_it, []).append(one)
+        groups.setdefault(one.with_it, []).append((one.strength(shared), one))
     return [found for what, group in groups.items() if (found := _pooled(group, what, night))]
 
 
-def _pooled(group: Sequence[Tonight], what: str, night: date) -> Finding | None:
+def _pooled(group: Sequence[tuple[float, Tonight]], what: str, night: date) -> Finding | None:
     count, tails = len(group), list[tuple[float, float]]()
     for least in _STRENGTHS:
-        lower = sum(member.strength >= least for member in group)
+        lower = sum(strength >= least for strength, _ in group)
         if lower >= _LEAST:
             tails.append((_tail(count, lower, _NORMAL.cdf(-least)), least))
     chance, least = min(tails, default=(1.0, 0.0))
     if chance * len(_STRENGTHS) > _RARE * (50 if what else 1):  # a release is a reason to look
         return None
-    together = [member for member in group if member.strength >= least]
+    together = [member for strength, member in group if strength >= least]
     size = median(member.change for member in together)
     text = f"{len(together)} of {count} series are lower tonight, by about {-size:.1%}"
     with_it = f"; with it: {what}" if what else ""
-    names = Series("", "", "", "", site=group[0].series.site)
+    names = Series("", "", "", "", site=together[0].series.site)
     return Finding(
         names, POOLED, text + with_it, night, round(size, 5), suspects=(what,) if what else ()
     )

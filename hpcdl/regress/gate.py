@@ -12,10 +12,9 @@ written together, and shown as one diff.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, datetime, timedelta, timezone
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -123,7 +122,7 @@ class _Looked:
     """What a series says.
 
     Its findings; its nights, where they may hold a change, or were measured again, which tells what
-    the runs of a night share; and what its last night says, once that is known.
+    the runs of a night share; and what its last night says.
     """
 
     series: Series
@@ -131,7 +130,7 @@ class _Looked:
     lower: bool = False
     changed: Sequence[Night] = ()
     again: Sequence[Night] = ()
-    tonight: Callable[[float], Tonight | None] = lambda _: None
+    tonight: Tonight | None = None
 
 
 def ask(
@@ -184,8 +183,9 @@ def _of_all(question: _Question, alive: Sequence[Series], watched: int) -> list[
         if look.changed:
             change = worse(look.changed, watched=watched, shared=shared, lower=look.lower)
             each += [of_change(look.series, change)] if change else []
-    if members := [member for look in looks if (member := look.tonight(shared.part))]:
-        each += pooled(members, date.fromisoformat(max(question.newest.values())[:10]))
+    if members := [look.tonight for look in looks if look.tonight]:
+        night = date.fromisoformat(max(question.newest.values())[:10])
+        each += pooled(members, shared.part, night)
     return [
         *{(finding.id, finding.kind, finding.description): finding for finding in each}.values()
     ]
@@ -310,18 +310,18 @@ def _days_before(time: str, days: int) -> str:
 
 def _tonight(
     question: _Question, last: Result, series: Series, means: Means, *, lower: bool
-) -> Callable[[float], Tonight | None]:
-    """What a series that was measured on the last night will say of it."""
+) -> Tonight | None:
+    """What a series that was measured on the last night says of it."""
     night = max(question.newest.values())[:10]
     if last.time[:10] != night or last.status == Status.ERROR.value or len(means.days) < 2:
-        return lambda _: None
+        return None
     before, now = question.history.before(series, night), (last.release, last.driver)
     changed = (
         f"{what} {old} -> {new}"
         for what, old, new in zip(("release", "driver"), before, now, strict=True)
         if old and new and old != new
     )
-    return partial(tonight, series, means.values, means.runs[-1], next(changed, ""), lower=lower)
+    return tonight(series, means.values, means.runs[-1], next(changed, ""), lower=lower)
 
 
 def _vanished(history: History, series: Series, run: list[Result]) -> list[Finding]:

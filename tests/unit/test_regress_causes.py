@@ -42,13 +42,13 @@ def night_of_many(rng, lower, size, count=100, with_it="release r1 -> r2"):
         # On the first night of a release, what is among the lowest ninth is measured again.
         runs = runs if runs[0] < 1 - 1.35 * 0.02 else runs[:1]
         values.append(sum(runs) / len(runs))
-        found.append(tonight(series(number), values, len(runs), with_it, 0.05, lower=False))
+        found.append(tonight(series(number), values, len(runs), with_it, lower=False))
     return found
 
 
 @pytest.mark.parametrize(("size", "least"), [(0.05, 20), (0.04, 18), (0.03, 9)])
 def test_ten_of_100_series_that_drop_with_a_release_are_told_the_same_night(size, least):
-    told = [pooled(night_of_many(random.Random(seed), 10, size), NIGHT) for seed in range(20)]
+    told = [pooled(night_of_many(random.Random(seed), 10, size), 0.05, NIGHT) for seed in range(20)]
     assert sum(bool(found) for found in told) >= least
     (first,) = next(found for found in told if found)
     assert first.kind == POOLED
@@ -60,7 +60,8 @@ def test_ten_of_100_series_that_drop_with_a_release_are_told_the_same_night(size
 def test_a_healthy_night_of_many_series_is_hardly_ever_told():
     """One night in 1,000 by the threshold."""
     told = [
-        pooled(night_of_many(random.Random(f"h{n}"), 0, 0.0, with_it=""), NIGHT) for n in range(150)
+        pooled(night_of_many(random.Random(f"h{n}"), 0, 0.0, with_it=""), 0.05, NIGHT)
+        for n in range(150)
     ]
     assert sum(map(bool, told)) <= 2
 

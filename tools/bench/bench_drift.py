@@ -253,8 +253,8 @@ def report_together():
             )
             values, more = night_values(runs), sum(run.date == runs[-1].date for run in runs)
             series = Series("c", str(number), "p", "m")
-            each.append(tonight(series, values, more, "release", shared.part, lower=False))
-        seen += bool(pooled(each, runs[-1].date))
+            each.append(tonight(series, values, more, "release", lower=False))
+        seen += bool(pooled(each, shared.part, runs[-1].date))
     report("drift: ten of 100 series lose 3 %, told the same night", 100 * seen / 20, "%")
 
 
