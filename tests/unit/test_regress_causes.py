@@ -5,6 +5,7 @@ from datetime import date, datetime, timedelta, timezone
 
 import pytest
 
+from hpcdl.regress import gate
 from hpcdl.regress.answer import (
     POOLED,
     Acceptance,
@@ -129,6 +130,23 @@ def test_the_gate_and_its_notices_tell_what_is_lower_together(tmp_path, lower, t
     assert (
         any("lower tonight" in line for line in notice_of("site", answer, {}, "")["lines"]) == told
     )
+
+
+def test_the_gates_quick_reading_finds_what_the_full_one_does(tmp_path, monkeypatch):
+    """Also of rows that somebody edited: the gate keeps nothing beside the history."""
+    with open_history(tmp_path / "h", "site") as history:
+        history.add(results(nights=80, lower=10, size=0.1))
+        for edit in (0.9, 0.95):
+            history._connection.execute(
+                "UPDATE results SET value = value * ? WHERE case_name = 'case-30' AND time > ?",
+                (edit, str(NIGHT - timedelta(days=6))),
+            )
+            quick = ask(history, now=NOW)
+            with monkeypatch.context() as patch:
+                patch.setattr(gate, "may_be_worse", lambda *_, **__: True)
+                full = ask(history, now=NOW)
+            assert quick.findings == full.findings
+            assert "case-30" in {finding.series.case for finding in quick.findings}
 
 
 def test_an_acceptance_is_no_cause():
