@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from itertools import accumulate, pairwise
 from statistics import NormalDist, median
 from typing import NamedTuple
@@ -51,22 +50,16 @@ WINDOWS = (2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36, 46, 60, 80)
 _NORMAL = NormalDist()
 
 
-class Kind(str, Enum):
-    """What happened to a series."""
-
-    DROP = "drop"
-    RISE = "rise"
-
-
 class Found(NamedTuple):
     """A change by index.
 
-    Its first night, the night it was seen, the level before, the first night of the level that
-    holds now, the noise before it, the first night of the level before, the first night that was
-    back at it, and how strongly its first night alone spoke for it, where that was measured again.
+    Whether it is a rise, its first night, the night it was seen, the level before, the first night
+    of the level that holds now, the noise before it, the first night of the level before, the
+    first night that was back at it, and how strongly its first night alone spoke for it, where
+    that was measured again.
     """
 
-    kind: Kind
+    rise: bool
     began: int
     seen: int
     before: float
@@ -232,7 +225,7 @@ def look(nights: Nightly, enough: float, *, fresh: bool = False) -> Look:
 def _unsure(state: _State, night: int) -> Found | None:
     """The drop of the last few nights, whose level is too young to look at others beside it."""
     last = state.active
-    recent = last and last.kind is Kind.DROP and night - last.began < FEW_NIGHTS
+    recent = last and not last.rise and night - last.began < FEW_NIGHTS
     return last if recent else None
 
 
@@ -345,7 +338,7 @@ def _looked(state: _State, night: int) -> bool:
     noise = state.learn(first) if strength >= TELL else None
     if noise is None:
         return False
-    found = Found(Kind.DROP, first, night, noise.level, first, noise, state.start, None, strength)
+    found = Found(False, first, night, noise.level, first, noise, state.start, None, strength)
     _tell(state, found)
     return True
 
@@ -425,8 +418,7 @@ def _confirm(state: _State, night: int, size: int, least: int, sign: int) -> Non
     if evidence < (TELL if sign < 0 else SURE):
         return
     began = state.start + first
-    kind = Kind.DROP if sign < 0 else Kind.RISE
-    found = Found(kind, began, night, noise.level, began, noise, state.start)
+    found = Found(sign > 0, began, night, noise.level, began, noise, state.start)
     _tell(state, found)
 
 
@@ -435,12 +427,12 @@ def _tell(state: _State, new: Found) -> None:
     last, start = state.active, state.start
     past = state.nights.sample[max(start, new.began - LEVEL_NIGHTS) : new.began]
     earlier = [*state.earlier, *(value - new.before for value in past)][-LEVEL_NIGHTS:]
-    if last and last.kind is new.kind and new.began - last.level_start <= MIN_NIGHTS:
+    if last and last.rise is new.rise and new.began - last.level_start <= MIN_NIGHTS:
         state.found[-1] = last._replace(level_start=new.began)
     else:
         since = state.nights.values[new.began : new.seen + 1]
         half = last and sum(since) / len(since) > (last.before + new.before) / 2
-        if last and last.kind is Kind.DROP and half:  # a rise makes up for most of it
+        if last and not last.rise and half:  # a rise makes up for most of it
             state.found[-1] = last._replace(ended=new.began)
         state.found.append(new)
         state.back = (start, state.earlier)
@@ -465,7 +457,7 @@ def _look_for_end(state: _State, night: int) -> None:
     last, values = state.active, state.nights.values
     if last is None:
         return
-    alone = last.kind is Kind.DROP and last.began == last.seen == night - 1
+    alone = not last.rise and last.began == last.seen == night - 1
     broke = values[night - 1] < last.before * (1 - BREAKAGE)
     if alone and broke and values[night] > last.before * (1 - BREAKAGE / 2):
         state.found[-1] = last._replace(ended=night)
@@ -473,7 +465,7 @@ def _look_for_end(state: _State, night: int) -> None:
         return
     if night - last.seen < 2 or last.level_start != last.began or night - last.seen > LEVEL_NIGHTS:
         return
-    if last.kind is Kind.RISE and night - last.began > MIN_NIGHTS:
+    if last.rise and night - last.began > MIN_NIGHTS:
         return  # it has become the level: what falls from there is a drop
     changed = last.noise.evidence(values[last.began : last.seen + 1])
     shift = sum(changed) / len(changed)

@@ -14,7 +14,7 @@ from datetime import date
 from statistics import median
 
 from hpcdl.regress import changes as law
-from hpcdl.regress.changes import LEVEL_NIGHTS, Found, Kind, may_hold
+from hpcdl.regress.changes import LEVEL_NIGHTS, Found, may_hold
 from hpcdl.regress.estimate import (
     UNKNOWN,
     Nightly,
@@ -99,7 +99,7 @@ def worse(
     each = sorted(as_rates(series) if lower else series, key=lambda night: night.date)
     runs = runs_of(each, shared)
     active = [found for found in law.detect(runs.nights) if found.ended is None]
-    if not active or active[-1].kind is Kind.RISE:
+    if not active or active[-1].rise:
         return None
     change = _change(active[-1], runs, law.closing_strength(BUDGET, watched))
     if not lower:

@@ -5,7 +5,6 @@ from datetime import date, timedelta
 
 import pytest
 
-from hpcdl.regress.changes import Kind
 from hpcdl.regress.changes import detect as detect_nights
 from hpcdl.regress.drift import without_weekends, worse
 from hpcdl.regress.estimate import Nightly, nightly
@@ -36,22 +35,21 @@ def detect(values, weekdays=None):
 
 
 def drops(values):
-    return [change for change in detect(values) if change[0] is not Kind.RISE]
+    return [change for change in detect(values) if not change.rise]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_drop_of_20_percent_is_seen_the_same_night(seed):
     values = [*noisy(60, seed), 800.0]
-    assert (Kind.DROP, 60, 60) in [(one.kind, one.began, one.seen) for one in drops(values)]
+    assert (60, 60) in [(one.began, one.seen) for one in drops(values)]
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
-    [(0.6, [(Kind.DROP, 60, 60, 61)]), (0.88, []), (0.92, []), (1.1, []), (1.5, [])],
+    ("size", "told"), [(0.6, [(False, 60, 60, 61)]), (0.88, []), (0.92, []), (1.1, []), (1.5, [])]
 )
 def test_a_single_spike_fails_its_night_at_most_and_is_no_lasting_change(size, told):
     values = stepped(90, size, until=61)
-    assert [(c.kind, c.began, c.seen, c.ended) for c in detect(values)] == told
+    assert [(c.rise, c.began, c.seen, c.ended) for c in detect(values)] == told
     assert worse(nights(values)) is None
 
 
@@ -97,7 +95,7 @@ def test_weekends_that_are_slower_every_week_are_no_change():
 
 def test_a_rise_is_told_but_is_no_alarm_and_falling_back_is():
     values = stepped(100, 1.1, 40, 80)
-    assert [change.kind for change in detect(values)] == [Kind.RISE, Kind.DROP]
+    assert [change.rise for change in detect(values)] == [True, False]
     assert worse(nights(values[:80])) is None
     assert worse(nights(values)).sure
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
+from hpcdl.regress.changes import closing_strength, detect, evidence_now
 from hpcdl.regress.drift import BUDGET, may_be_worse, runs_of, worse
 from tools.bench.bench_drift import sure_nights, told
 from tools.bench.drift_series import CHANGE_AT, KINDS, START, drop, ramp, series
@@ -63,7 +63,7 @@ def test_one_event_is_one_change(size):
     for seed in range(15):
         nights = series("normal", random.Random(seed), 3, drop(size))
         found = [one for one in detect(runs_of(nights).nights) if one.seen >= CHANGE_AT]
-        assert [one.kind for one in found if one.kind is not Kind.RISE][:1] == [Kind.DROP]
+        assert [one.rise for one in found if not one.rise][:1] == [False]
         assert len([one for one in found if one.began <= CHANGE_AT + 2]) == 1
 
 

@@ -22,7 +22,7 @@ from statistics import fmean, stdev
 
 from hpcdl.regress import changes as law
 from hpcdl.regress.answer import pooled, tonight
-from hpcdl.regress.changes import Kind, closing_strength, detect, evidence_now
+from hpcdl.regress.changes import closing_strength, detect, evidence_now
 from hpcdl.regress.drift import BUDGET, at_level, is_doubtful, learn_shared, runs_of, worse
 from hpcdl.regress.estimate import UNKNOWN
 from hpcdl.regress.identity import Series
@@ -88,7 +88,7 @@ def sure_nights(nights, enough):
     for night in range(len(nights.values)):
         law._step(state, night)
         last = state.active
-        if last and last.kind is Kind.DROP:
+        if last and not last.rise:
             runs = nights.runs[: night + 1]
             then = replace(nights, values=nights.values[: night + 1], runs=runs)
             if evidence_now(last, then) >= enough:
@@ -98,7 +98,7 @@ def sure_nights(nights, enough):
 
 def told(nights):
     """The nights on which people are told of a change for the worse."""
-    return [one.seen for one in detect(nights) if one.kind is not Kind.RISE]
+    return [one.seen for one in detect(nights) if not one.rise]
 
 
 def onset(nights):
