@@ -23,7 +23,7 @@ def names_of(args: argparse.Namespace) -> Names:
     from hpcdl import facts
     from hpcdl.jobs.spec import JobSpec
     from hpcdl.system.declare import entries
-    from hpcdl.workflows.study.load import shipped
+    from hpcdl.workflows.study.declared import shipped
 
     models = facts.load("models")["models"]
     one_of = {str(one.flag): one.schema["enum"] for one in entries(JobSpec) if "enum" in one.schema}

@@ -24,7 +24,7 @@ def _plan(args: argparse.Namespace) -> Plan:
     """The plan on the partitions of the options, or on those that it was run on."""
     from hpcdl.cli.request import pair
     from hpcdl.workflows.study.cells import make_plan, study_folder
-    from hpcdl.workflows.study.load import load_study
+    from hpcdl.workflows.study.declared import load_study
     from hpcdl.workflows.study.measurements import noted_run
 
     form = "FRAMEWORK=PATH, such as torch=/usr/bin/python3"
@@ -40,7 +40,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 def _list(args: argparse.Namespace) -> ExitCode:
     """List the studies and their questions."""
     from hpcdl.system.text import table
-    from hpcdl.workflows.study.load import load_study, shipped
+    from hpcdl.workflows.study.declared import load_study, shipped
 
     studies = [load_study(name) for name in shipped()]
     keys = ("name", "title", "question", "origin")

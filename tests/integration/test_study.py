@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcdl.workflows.study.load import load_study, shipped
+from hpcdl.workflows.study.declared import load_study, shipped
 from tests.integration.conftest import HPCDL, Shell
 from tests.integration.test_launchers import python_with
 from tests.make.sites import embedded_file

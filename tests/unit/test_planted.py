@@ -25,7 +25,7 @@ from hpcdl.regress.runner import CheckRequest
 from hpcdl.site import find_site_file, load_site
 from hpcdl.system import trust
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.workflows.study.load import shipped as studies
+from hpcdl.workflows.study.declared import shipped as studies
 from tests.strangers import as_root, stranger
 
 SITES = ("embedded", "pi", "a100-h100", "p100-v100-k80")

@@ -7,19 +7,20 @@ checkpoints took.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median, quantiles
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpcdl.jobs.sweep import ACTIVE, DONE, IMPOSSIBLE, RunStatus
 from hpcdl.results.records import RESULT, at
+from hpcdl.system.declare import COUNT, build, listed, number, option, read_file, written
+from hpcdl.system.document import read_document
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import last_text, read_regular, write_json
+from hpcdl.system.files import last_text, write_json
 from hpcdl.workflows.study.cells import Cell, Plan
 from hpcdl.workflows.study.declared import Values
 
@@ -41,6 +42,7 @@ NEEDED = (
     "job.id",
 )
 """What rules, predictions, figures and reports take from a result later."""
+_NOTE = "machine.json"
 _TIMES = ("seconds", "checkpoint", "images", *PARTS)
 
 
@@ -192,18 +194,19 @@ def _measured(cell: Cell) -> CellMeasured:
 # What results cannot say themselves: the cores that ranks shared, with what other work, and where.
 
 
-class NotedRun(NamedTuple):
+@dataclass(frozen=True)
+class NotedRun:
     """The machine that queued a study, and the partitions used instead of the study's own."""
 
-    cores: int
-    load: float
-    partitions: tuple[str, ...] = ()
+    cores: int = option("cores of the machine", **COUNT)
+    load: float = option("its load then", **number(0, 1e6))
+    partitions: tuple[str, ...] = option("partitions", (), **listed({"type": "string"}))
 
 
 def note_run(plan: Plan) -> None:
     """Write the machine's cores and load, and the partitions, beside the results."""
     run = NotedRun(len(os.sched_getaffinity(0)), os.getloadavg()[0], plan.partitions)
-    write_json(plan.folder / "machine.json", {"schema": 1, **run._asdict()})
+    write_json(plan.folder / _NOTE, {"schema": 1, **written(run)})
 
 
 def noted_run(folder: Path) -> NotedRun:
@@ -211,22 +214,6 @@ def noted_run(folder: Path) -> NotedRun:
 
     A damaged note is a `BadInput`: efficiencies would be wrong.
     """
-    path = folder / "machine.json"
-    if not path.exists():
+    if not (folder / _NOTE).exists():
         return NotedRun(len(os.sched_getaffinity(0)), 0.0)
-    try:
-        noted = json.loads(read_regular(path))
-        partitions = tuple(map(str, noted.get("partitions", ())))
-        return NotedRun(int(noted["cores"]), float(noted["load"]), partitions)
-    except (
-        AttributeError,
-        ValueError,
-        LookupError,
-        TypeError,
-        ArithmeticError,
-        RecursionError,
-    ) as fault:
-        raise BadInput(
-            f"{path} is damaged: it records the cores of the machine that ran the study",
-            hint='write {"cores": N, "load": 0} to it, or remove it if that is this machine',
-        ) from fault
+    return build(NotedRun, read_file(NotedRun, read_document(folder / _NOTE), 1))

@@ -18,8 +18,8 @@ from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.text import count_of, markdown_cell
 from hpcdl.workflows.study.cells import Plan
 from hpcdl.workflows.study.charts import ResultTable
+from hpcdl.workflows.study.declared import line_of
 from hpcdl.workflows.study.findings import ANSWERS, Results
-from hpcdl.workflows.study.load import line_of
 from hpcdl.workflows.study.measurements import alone
 
 Row = Mapping[str, Any]

@@ -23,9 +23,8 @@ from hpcdl.system.files import last_text, locked, make_directory
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import require_own
 from hpcdl.workflows.study.cells import Plan, data_folder
-from hpcdl.workflows.study.findings import Results
-from hpcdl.workflows.study.forecast import predict
-from hpcdl.workflows.study.load import line_of
+from hpcdl.workflows.study.declared import line_of
+from hpcdl.workflows.study.findings import Results, predict
 from hpcdl.workflows.study.measurements import (
     CellMeasured,
     MissingResult,
@@ -59,8 +58,8 @@ def collect(plan: Plan, statuses: Sequence[RunStatus]) -> Results:
     found = [look(cell, status) for cell, status in zip(plan.cells, statuses, strict=True)]
     missing = tuple(one for one in found if isinstance(one, MissingResult))
     measured = tuple(one for one in found if isinstance(one, CellMeasured))
-    cores, load, _ = noted_run(plan.folder)
-    results = predict(Results(plan, plan.cells, measured, missing, measured, cores, load))
+    ran = noted_run(plan.folder)
+    results = predict(Results(plan, plan.cells, measured, missing, measured, ran.cores, ran.load))
     with line_of(plan.study.path):
         plan.scale.judge(results)
     return results
