@@ -48,16 +48,9 @@ def test_more_gpus_give_more_images_at_less_efficiency(k80):
     assert rates == sorted(rates)
     assert (points[0].efficiency, rates[0]) == (pytest.approx(1), pytest.approx(51.9, rel=0.03))
     assert all(0.5 < point.efficiency <= 1 for point in points)
-
-
-def parts_of(step):
-    return step.compute, *step.losses.values()
-
-
-def test_the_parts_of_a_step_add_up(k80):
     step = ask(k80, real=True).points[-1].step
-    assert step.seconds == pytest.approx(sum(parts_of(step)))
-    assert min(parts_of(step)) >= 0
+    assert step.seconds == pytest.approx(step.compute + sum(step.losses.values()))
+    assert min(step.losses.values()) >= 0
 
 
 def chosen(found):
@@ -175,11 +168,6 @@ def test_what_limits_a_step_is_named(k80, asked, limit):
     rate = asked.pop("measured_gbs", None)
     k80 = replace(k80, interconnect=replace(k80.interconnect, measured_gbs=rate))
     assert ask(k80, **asked).points[0].step.limit == limit
-
-
-def test_storage_limits_the_rate(k80):
-    (point,) = ask(k80, real=True, storage_gbs=0.02, gpus="64").points
-    assert point.images_per_second <= 0.02e9 / 115129
 
 
 def test_an_exchange_after_back_propagation_is_slower(k80):
@@ -308,28 +296,16 @@ def test_no_published_row_is_reported_as_one_that_cannot_have_fitted():
         assert kept < memory * (2 if row.gpu == "V100-SXM2" else 1)  # of 32 GB, some of them
 
 
-def test_a_gpu_without_rows_of_its_network_borrows_and_says_so(k80):
-    base = ask(k80, model="densenet121").calibration
-    assert (base.proof, base.low < 0.8 < 1.2 < base.high) == ("doubtful", True)
+ABSURD = {"batch": (10**9, 10**400), "images": (0.0, -(10**400)), "deadline_hours": (-1.0,)}
+ABSURD |= {"model": (None,), "images_per_second": (float("inf"), float("nan"))}
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("model", None),
-        ("batch", 10**9),
-        ("batch", 10**400),
-        ("images", -(10**400)),
-        ("images", 0.0),
-        ("deadline_hours", -1.0),
-        ("images_per_second", float("inf")),
-        ("images_per_second", float("nan")),
-    ],
-)
-def test_an_absurd_question_is_one_clear_error(k80, field, value):
-    with pytest.raises(BadInput) as caught:
-        ask(k80, **{field: value})
-    assert "\n" not in caught.value.message
+@pytest.mark.parametrize("field", ABSURD)
+def test_an_absurd_question_is_one_clear_error(k80, field):
+    for value in ABSURD[field]:
+        with pytest.raises(BadInput) as caught:
+            ask(k80, **{field: value})
+        assert "\n" not in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -399,7 +375,7 @@ def test_a_run_that_lost_much_lowers_every_other_count(p100, tmp_path):
     slow, fast = (answer(ScalingRequest(p100, result=run, gpus="4,16,32")) for run in runs)
     for one, two in zip(slow.points, fast.points, strict=True):
         assert one.images_per_second < 0.7 * two.images_per_second
-        assert one.step.seconds == pytest.approx(sum(parts_of(one.step)))
+        assert one.step.seconds == pytest.approx(one.step.compute + sum(one.step.losses.values()))
     assert slow.points[1].efficiency == pytest.approx(800 / (8 * 320), rel=0.25)
 
 
@@ -415,7 +391,7 @@ def test_time_and_money_of_an_epoch_follow_from_the_rate(p100):
 COMPARED = ("predict", "--site", "pi", "--compare", "k80,p100", "--model", "resnet50")
 
 
-def test_partitions_are_compared_with_a_verdict_in_one_table(hpcdl, tmp_path):
+def test_partitions_are_compared_with_a_verdict_in_one_table(hpcdl):
     priced = ("--gpus", "2", "--price", "k80=0.2", "--price", "p100=2")
     lines = hpcdl(*COMPARED, *priced).out.splitlines()
     assert lines[0].split()[:2] == ["fastest", "p100,"]
@@ -427,8 +403,6 @@ def test_partitions_are_compared_with_a_verdict_in_one_table(hpcdl, tmp_path):
     assert all(one["points"][0]["cost"] > 0 for one in found["partitions"])
     late = hpcdl(*COMPARED, "--gpus=2", "--deadline=0.97").out.splitlines()[1]
     assert late.startswith("cheapest by GPU-hours within 0.97 h  p100")
-    hpcdl(*COMPARED, f"--plot={tmp_path / 'both.svg'}")
-    assert (tmp_path / "both.svg").stat().st_size > 1000
 
 
 def test_cores_that_slurm_keeps_for_the_system_decode_no_images(p100):

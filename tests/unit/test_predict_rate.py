@@ -119,12 +119,6 @@ def test_the_same_framework_counts_first_and_a_row_without_a_batch_last():
     assert reached(a100, work, name, (vague, near)).nearest == near
 
 
-def test_a_published_rate_is_what_its_own_batch_gives(pi):
-    found = answer(ScalingRequest(pi.partition("k80"), "resnet50", gpus="1", batch=64))
-    assert found.calibration.proof == "published"
-    assert found.points[0].images_per_second == pytest.approx(51.9, rel=0.03)
-
-
 @pytest.mark.parametrize("model", ["inception_v3", "resnet50"])
 def test_p100_with_pcie_is_within_12_percent_of_sxm2_on_one_gpu_and_two(model):
     """Wang and Wei 2017."""

@@ -27,6 +27,8 @@ TWO = "gpus=1,2 model=alexnet,resnet50"
 ALONE = [jobs(TWO, exclude=["model=alexnet gpus=1"])]
 ALEXNET = {"model": "alexnet"}
 SCORE = {"metrics": {"auroc": 0.9}}
+ONE = {1: 8.0}
+LATE, LATER = (ONE, {"samples": HALF_INPUT}), (ONE, {"of": ALEXNET, "samples": HALF_INPUT})
 
 
 @pytest.fixture
@@ -41,7 +43,6 @@ def ruled(tmp_path):
 
 # What a study of some jobs measured, as calls of `finish`; the answer, and words of its evidence.
 # A cell that a rule would look at, and that is missing, makes no yes.
-SOME, ALL = [({1: 8.0, 2: 15.0}, SCORE)], [(RATES, SCORE)]
 HOLES = {
     "efficiency": lambda results: results.efficiency(2, 4) >= 0.1,
     "one rank": lambda results: results.one_rank_per_gpu(),
@@ -63,102 +64,87 @@ def test_a_missing_cell_makes_no_yes_and_is_named(ruled, rule):
     assert verdict(finish(plan, RATES, **SCORE))[0] is True
 
 
-def of(model):
-    return lambda results: results.where(model=model)
+def case(rule, ok, words, *measured, over=""):
+    """A rule, its answer and words of its evidence; what cells measured, and their matrix."""
+    return rule, ok, words, measured, [jobs(over)] if isinstance(over, str) and over else over
 
 
+TWO_RAN = {1: 8.0, 2: 15.0}
 CASES = {
-    "too little": (lambda r: r.efficiency(2) >= 0.99, [], [(RATES, {})], False, "at least 99.0%"),
-    "what is not looked at": (
-        lambda r: r.where(gpus=(1, 2)).one_rank_per_gpu(),
-        [],
-        [({1: 8.0, 2: 15.0}, {})],
-        True,
-        "2 of 2 jobs",
+    "too little": case(lambda r: r.efficiency(2) >= 0.99, False, "at least 99.0%", (RATES, {})),
+    "what is not looked at": case(
+        lambda r: r.where(gpus=(1, 2)).one_rank_per_gpu(), True, "2 of 2 jobs", (TWO_RAN, {})
     ),
-    "no one-rank run": (
+    "no one-rank run": case(
         lambda r: r.efficiency(2) >= 0.1,
-        ALONE,
-        [({1: 8.0, 2: 15.0}, {})],
         None,
         "nothing is known of training: gpus=2 model=alexnet",
+        (TWO_RAN, {}),
+        over=ALONE,
     ),
-    "without the metric": (
+    "without the metric": case(
         lambda r: r.metric("auroc") >= 0.5,
-        [],
-        [({2: 15.0, 4: 16.0}, SCORE), ({1: 8.0}, {})],
         None,
         "nothing is known of training: gpus=1",
+        ({2: 15.0, 4: 16.0}, SCORE),
+        (ONE, {}),
     ),
-    "storage-bound": (
-        lambda r: r.share("input") >= 0.15,
-        [jobs("gpus=1")],
-        [({1: 8.0}, {"samples": HALF_INPUT})],
-        True,
-        "input takes 50.0%",
+    "storage-bound": case(
+        lambda r: r.share("input") >= 0.15, True, "input takes 50.0%", LATE, over="gpus=1"
     ),
-    "two that differ": (
+    "two that differ": case(
         lambda r: r.gap("partition") <= 0.12,
-        [jobs(PAIR)],
-        [({1: 8.0}, {}), ({1: 4.0}, {"of": {"partition": "v100"}})],
         False,
         "they differ by 100.0%",
+        (ONE, {}),
+        ({1: 4.0}, {"of": {"partition": "v100"}}),
+        over=PAIR,
     ),
-    "half of a pair": (
+    "half of a pair": case(
         lambda r: r.ratio("partition", "v100", "p100") >= 0.5,
-        [jobs("gpus=1,2 partition=p100,v100")],
-        [({1: 8.0}, {})],
         None,
         "gpus=2 partition=p100",
+        (ONE, {}),
+        over="gpus=1,2 partition=p100,v100",
     ),
-    "both of a pair": (
+    "both of a pair": case(
         lambda r: r.ratio("partition", "v100", "p100") >= 0.5,
-        [jobs(PAIR)],
-        [({1: 8.0}, {})],
         True,
         "v100 over p100, times 1.00",
+        (ONE, {}),
+        over=PAIR,
     ),
-    "one of two computes little": (
-        lambda r: r.share("compute") >= 0.9,
-        [jobs(TWO)],
-        [({1: 8.0, 2: 15.0}, {}), ({1: 8.0}, {"of": ALEXNET, "samples": HALF_INPUT})],
-        False,
-        "50.0%",
+    "one of two computes little": case(
+        lambda r: r.share("compute") >= 0.9, False, "50.0%", (TWO_RAN, {}), LATER, over=TWO
     ),
-    "the other one": (
+    "the other one": case(
         lambda r: r.where(model="resnet50").share("compute") >= 0.9,
-        [jobs(TWO)],
-        [({1: 8.0, 2: 15.0}, {}), ({1: 8.0}, {"of": ALEXNET, "samples": HALF_INPUT})],
         True,
         "100.0%",
+        (TWO_RAN, {}),
+        LATER,
+        over=TWO,
     ),
-    "an assert of one's own": (
-        lambda r: all(one.rate >= 8 for one in r.measured),
-        [],
-        [(RATES, {})],
-        True,
-        "",
+    "an assert of one's own": case(
+        lambda r: all(one.rate >= 8 for one in r.measured), True, "", (RATES, {})
     ),
-    "an assert of one's own, of some": (
-        lambda r: all(one.rate >= 8 for one in r.measured),
-        [],
-        [({1: 8.0}, {})],
-        None,
-        "training: gpus=2",
+    "an assert of one's own, of some": case(
+        lambda r: all(one.rate >= 8 for one in r.measured), None, "training: gpus=2", (ONE, {})
     ),
-    "other weights": (
+    "other weights": case(
         lambda r: r.equal("parameters", over="model"),
-        [jobs("gpus=1 model=alexnet,resnet50")],
-        [({1: 8.0}, {}), ({1: 8.0}, {"of": ALEXNET, "parameters": 25_000_001})],
         False,
         "0 of 1 pairs",
+        (ONE, {}),
+        (ONE, {"of": ALEXNET, "parameters": 25_000_001}),
+        over="gpus=1 model=alexnet,resnet50",
     ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_rule_answers_by_what_was_measured(ruled, case):
-    rule, matrices, measured, ok, words = CASES[case]
+    rule, ok, words, measured, matrices = CASES[case]
     plan = ruled(rule, *matrices)
     for rates, how in measured:
         finish(plan, rates, **how)
