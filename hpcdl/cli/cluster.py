@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Group, command, option, show
 from hpcdl.cluster import MODES
+from hpcdl.system.amounts import positive
 from hpcdl.system.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def _found(args: argparse.Namespace) -> ClusterState:
     option("--mode", "how nodes are isolated", choices=MODES, default="auto"),
     option("--accounting", "start slurmdbd too, for sacct"),
     option("--slurm", "V", "another Slurm release, such as 24.11", default=""),
-    option("--max-nodes-per-partition", "K", "at most K nodes per partition", type=int),
+    option("--max-nodes-per-partition", "K", "at most K nodes per partition", type=positive),
     changes=True,
 )
 def _up(args: argparse.Namespace) -> ExitCode:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Group, command, option, show, the_site
-from hpcdl.system.amounts import amount
+from hpcdl.system.amounts import amount, positive
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
 from hpcdl.system.text import duration, table
 
@@ -242,7 +242,9 @@ def _list(args: argparse.Namespace) -> ExitCode:
 
 @command(
     "hpcdl stack gc --dry-run",
-    option("--keep", "COUNT", "number of last published releases to keep (3)", type=int, default=3),
+    option(
+        "--keep", "COUNT", "number of last published releases to keep (3)", type=positive, default=3
+    ),
     option("--unpublished", "remove releases that were never published, too"),
     changes=True,
 )
@@ -252,11 +254,6 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.releases import pinned_by_jobs
 
     site = the_site(args)
-    if args.keep < 1:
-        raise BadInput(
-            "--keep must be at least 1: the current release always stays",
-            hint="leave it out to keep 3",
-        )
     collected = collect(
         site,
         lambda: pinned_by_jobs(site),

@@ -43,7 +43,7 @@ from hpcdl.predict.step import (
     split_of,
     split_texts,
 )
-from hpcdl.system.declare import check, choice, listed, number, option, whole
+from hpcdl.system.declare import SWITCH, check, choice, listed, number, option, whole
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of
@@ -118,9 +118,11 @@ class ScalingRequest:
     size: int | None = option(
         "edge of the images, or tokens of a sequence", None, metavar="PIXELS", **whole(8, 1_000_000)
     )
-    real: bool = False
+    real: bool = option("whether images are read and decoded", False, **SWITCH, flag=None)
     ahead: bool = True
-    images_per_second: float | None = None
+    images_per_second: float | None = option(
+        "images/s of one GPU", None, flag=None, **number(0, 1e12)
+    )
     result: Path | None = None
     exchanges: tuple[Exchange, ...] = ()
     plan: ModelSplit | None = option(

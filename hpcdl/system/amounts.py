@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -23,8 +24,8 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
 
 def _real(least: float, most: float, wanted: str) -> Callable[[str], float]:
     def read(text: str) -> float:
-        with suppress(ValueError):
-            if least <= float(text) <= most:
+        with suppress(ValueError):  # Python has numbers such as `1_0`, which nobody else reads
+            if re.fullmatch(r"[0-9.]+(e[+-]?[0-9]+)?", text) and least <= float(text) <= most:
                 return float(text)
         raise ArgumentTypeError(f"'{text[:30]}' is not a number {wanted}")
 

@@ -26,6 +26,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import fsum, inf, isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -411,7 +412,8 @@ def _entries_of(node: Any) -> list[tuple[str, Any, Any]] | None:
     """Name, key and value of each entry of a mapping; None where it is something else."""
     if isinstance(node, Mapping):
         return [(key.text, key, value) for key, value in node.entries]
-    return [(name, name, value) for name, value in node.items()] if isinstance(node, dict) else None
+    rows = node.items() if isinstance(node, dict) else None
+    return None if rows is None else [(str(name), name, value) for name, value in rows]
 
 
 def _entries(
@@ -532,8 +534,9 @@ def _written(node: Scalar, whole: bool) -> float | None:
 
 def _plain(value: object, whole: bool) -> float | None:
     """A finite number, None where it is none; true and false are no numbers."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float | Integral):
         return None
+    value = value if isinstance(value, float) else int(value)
     if isinstance(value, int) or whole:
         sound = abs(value) < _LONGEST_INTEGER and value == int(value)
         return (int(value) if whole else value) if sound else None

@@ -88,8 +88,6 @@ def request(
     `mode` is `namespaces`, `loopback` or `auto`; `accounting` adds a private MariaDB and slurmdbd.
     `slurm` is a release such as 24.11, from a rootfs of its own, empty for the machine's.
     """
-    if max_nodes is not None and max_nodes < 1:
-        raise BadInput(f"a partition needs at least one node, not {max_nodes}")
     groups: list[NodeGroup] = []
     queues: list[Queue] = []
     group_of: dict[str, NodeGroup] = {}

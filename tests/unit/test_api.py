@@ -72,6 +72,7 @@ def test_it_answers_for_a_site(tmp_path, monkeypatch):
         ("requeues", "1; true"),
         ("environment", ["A=1"]),
         ("environment", {"A": 1}),
+        ("environment", {1: "A"}),
         ("job_dir", 3),
         ("mem", "much"),
         ("mem_per_cpu", True),
@@ -80,7 +81,7 @@ def test_it_answers_for_a_site(tmp_path, monkeypatch):
 def test_a_field_of_another_type_is_said(field, value):
     job = api.JobSpec("p100", **{"program": ("true",), field: value})
     for asked in (api.render, api.submit):
-        with pytest.raises(api.Fault, match=rf"({field}\b|'A').* (must be|is) ") as fault:
+        with pytest.raises(api.Fault, match=rf"({field}\b|'A'|'1').* (must be|is) ") as fault:
             asked(api.load_site("pi"), job)
         assert fault.value.hint
 
@@ -116,7 +117,9 @@ def test_a_traceback_shows_the_hint_too():
         assert fault.value.__notes__ == [f"help: {fault.value.hint}"]
 
 
-@pytest.mark.parametrize("more", [{"batch": "8"}, {"size": 1.5}, {"bogus": 1}, {"result": 3}])
+@pytest.mark.parametrize(
+    "more", [{"batch": "8"}, {"size": 1.5}, {"bogus": 1}, {"result": 3}, {"real": "yes"}]
+)
 def test_a_prediction_of_what_is_no_number_is_said(more):
     with pytest.raises(api.Fault, match=rf"\b({next(iter(more))}|PathLike)\b"):
         api.predict(api.load_site("pi"), "p100", "resnet50", **more)
