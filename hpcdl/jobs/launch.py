@@ -172,21 +172,8 @@ def _launch_argv(site: Site, spec: JobSpec, layout: Layout) -> tuple[str, ...]:
     if LAUNCHERS[spec.launcher].mpirun:
         # Mapped by socket, not bound, TCP or UCX but never openib: the setting that was fastest on
         # V100 nodes (Dell EMC, CheXNet at scale, 2019), as Horovod's own documents advise.
-        return (
-            "mpirun",
-            "-np",
-            str(layout.world_size),
-            "--bind-to",
-            "none",
-            "--map-by",
-            "socket",
-            "-mca",
-            "pml",
-            "ob1",
-            "-mca",
-            "btl",
-            "^openib",
-        )
+        fastest = "--bind-to none --map-by socket -mca pml ob1 -mca btl ^openib"
+        return ("mpirun", "-np", str(layout.world_size), *fastest.split())
     options = launch_options(site, spec, layout)
     if not spec.container or site.container != "pyxis":
         return ("srun", *options)

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdl.jobs.manifest import of_this_cluster, read_manifest
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
-from hpcdl.jobs.watch import exit_code, look
+from hpcdl.jobs.watch import Snapshot, exit_code, look
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.once import SETTLED_SECONDS, locate
@@ -71,20 +71,7 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     own = [*chained, *(array.job_id for array in queued if array.job_id)]
     slurm_jobs = client.queue(mine=True, jobs=own)  # also for none: it raises where Slurm is away
     records = client.with_accounting({record.id: record for record in slurm_jobs}, chained)
-    rows = []
-    for run, submitted in newest_runs:
-        now = look(run, records)
-        rows.append(
-            _listed(
-                now.job_id,
-                now.state,
-                now.description,
-                submitted,
-                run.folder,
-                asked(run.folder),
-                now.cancelled_by,
-            )
-        )
+    rows = [_of_run(run, look(run, records), submitted) for run, submitted in newest_runs]
     tasks: dict[int | None, list[JobRecord]] = {}
     for record in slurm_jobs:
         tasks.setdefault(record.array_job, []).append(record)
@@ -161,7 +148,7 @@ def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
     folder = array.folder
     study = f"{folder.parent.name}/" if folder.parent.parent.name == "studies" else ""
     request = {"name": study + folder.name, "partition": array.partition}
-    return _listed(array.job_id, state, description, array.submitted, folder, request)
+    return _listed(folder, request, array.submitted, state, description, array.job_id)
 
 
 def _unsettled(begun: Unsettled) -> Listed:
@@ -171,16 +158,21 @@ def _unsettled(begun: Unsettled) -> Listed:
         state = "UNCONFIRMED"
         description = f"Slurm did not confirm the submission: look again within {left}, or submit "
         description += "it again, which looks"
-    return _listed(None, state, description, begun.since, begun.folder, begun.asked)
+    return _listed(begun.folder, begun.asked, begun.since, state, description)
+
+
+def _of_run(run: Submission, now: Snapshot, since: float) -> Listed:
+    request, by = asked(run.folder), now.cancelled_by
+    return _listed(run.folder, request, since, now.state, now.description, now.job_id, by)
 
 
 def _listed(
-    job_id: int | None,
-    state: str,
-    description: str,
-    since: float,
     folder: Path,
     request: Mapping[str, Any],
+    since: float,
+    state: str,
+    description: str,
+    job_id: int | None = None,
     cancelled_by: str = "",
 ) -> Listed:
     name, partition = (request.get(key) or "" for key in ("name", "partition"))
@@ -193,16 +185,8 @@ def as_text(rows: Sequence[Listed]) -> str:
     lines = []
     for row in rows:
         by = f" by {row.cancelled_by or '?'}" if row.state == "CANCELLED" else ""
-        lines.append(
-            [
-                str(row.job_id or "-"),
-                row.name,
-                row.partition,
-                row.state + by,
-                duration(row.age_seconds),
-                str(row.folder),
-            ]
-        )
+        age, job = duration(row.age_seconds), row.job_id or "-"
+        lines.append([*map(str, (job, row.name, row.partition, row.state + by, age, row.folder))])
     unclear = [f"{row.folder}: {row.description}" for row in rows if row.job_id is None]
     head = ("job", "name", "partition", "state", "age", "directory")
     return "\n".join([table(lines, head), *unclear])

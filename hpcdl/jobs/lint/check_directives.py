@@ -264,17 +264,6 @@ def tasks_that_do_not_add_up(job: Job) -> Iterator[Hit]:
             yield at("tasks-arithmetic", total, f"{total.number} tasks cannot use {nodes} nodes")
 
 
-@checks("ntasks-per-gpu-excludes")
-def ntasks_per_gpu_pairs(job: Job) -> Iterator[Hit]:
-    """--ntasks-per-gpu beside what it excludes, in the same command."""
-    for _, options, _ in job.given("ntasks-per-gpu"):
-        other = options.last("ntasks-per-node", "gpus-per-task", "gpus-per-socket")
-        if other is None and "gpu" in options.text("tres-per-task"):
-            other = options.last("tres-per-task")
-        if other:
-            yield at("ntasks-per-gpu-excludes", other, f"--{other.name} with --ntasks-per-gpu")
-
-
 @checks("count-missing", "count-wanted")
 def counts_of_nothing(job: Job) -> Iterator[Hit]:
     """GPUs per task without a number of tasks, memory per GPU without GPUs, and the like."""

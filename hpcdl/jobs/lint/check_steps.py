@@ -115,17 +115,6 @@ def lines_of_the_shell(job: Job) -> Iterator[Hit]:
             yield at("step-of-shell", first)
 
 
-@checks("overlap-cpus-only")
-def overlap_and_gpus(job: Job) -> Iterator[Hit]:
-    """A monitor beside the training step, where --overlap shares CPUs only."""
-    if len(job.script.steps) < 2 or not job.options.gpus:
-        return
-    for step in job.sruns:
-        option, gres = step.options.last("overlap"), step.options.last("gres", "gpus")
-        if option and (gres is None or step.options.gpus):
-            yield at("overlap-cpus-only", option)
-
-
 @checks("cpu-bind-rank")
 def rank_binding(job: Job) -> Iterator[Hit]:
     """Binding by rank, which newer releases ignore."""
@@ -224,16 +213,6 @@ def typed_and_untyped(job: Job) -> Iterator[Hit]:
             yield at("gpu-type-mixed", requests[-1].option)
 
 
-@checks("ntasks-per-gpu-with-cpus", "ntasks-per-gpu-pends")
-def ntasks_per_gpu(job: Job) -> Iterator[Hit]:
-    """Tasks counted per GPU, at odds with CPUs per task."""
-    asked = job.options.last("ntasks-per-gpu")
-    cpus = job.options.has("cpus-per-task") or "cpu" in job.options.text("tres-per-task")
-    if asked is not None and cpus:
-        yield at("ntasks-per-gpu-with-cpus", asked)
-        yield at("ntasks-per-gpu-pends", asked)
-
-
 @checks("cpus-per-gpu-ignored")
 def cpus_per_gpu(job: Job) -> Iterator[Hit]:
     """CPUs per GPU, an option that steps have since one release only; a whole step has all CPUs."""
@@ -246,14 +225,6 @@ def cpus_per_gpu(job: Job) -> Iterator[Hit]:
         ignored = alone if command == "sbatch" else any(one is options for one in alone)
         if ignored and not options.has("cpus-per-task"):
             yield at("cpus-per-gpu-ignored", option)
-
-
-@checks("allow-task-sharing-srun-only")
-def task_sharing(job: Job) -> Iterator[Hit]:
-    """--gres-flags=allow-task-sharing for the whole job, which sbatch refuses."""
-    for command, _, option in job.given("gres-flags"):
-        if command == "sbatch" and "allow-task-sharing" in option.text:
-            yield at("allow-task-sharing-srun-only", option)
 
 
 @checks("local-rank-global")
