@@ -63,8 +63,8 @@ def job_file() -> str:
 # The job file, key by key
 
 `hpcdl job submit --file job.yaml` takes a request from a file; options on the command line
-override it. If one of `--gpus`, `--nodes`, `--gpus-per-node`, `--tasks` and `--tasks-per-node` is
-given, all five values of the file are ignored; `--mem` replaces `mem_per_cpu` and `mem_per_gpu`.
+override it. One of `--gpus`, `--nodes`, `--gpus-per-node` and `--tasks` replaces all of them, and
+`tasks_per_node`, that the file has; `--mem` replaces `mem_per_cpu` and `mem_per_gpu`.
 `hpcdl schema job` prints a JSON Schema for editors.
 
 ```yaml

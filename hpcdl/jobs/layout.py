@@ -304,8 +304,8 @@ def _tasks_per_node(spec: JobSpec, gpus: int) -> int:
     tasks = spec.tasks_per_node or gpus or 1
     if gpus and tasks != gpus and LAUNCHERS[spec.launcher].gpu_each:
         raise BadInput(
-            f"--tasks-per-node {tasks} with {gpus} GPUs per node: a rank has one GPU",
-            hint="leave --tasks-per-node out on a GPU partition",
+            f"`tasks_per_node` {tasks} with {gpus} GPUs per node: a rank has one GPU",
+            hint="leave `tasks_per_node` out on a GPU partition",
         )
     return tasks
 

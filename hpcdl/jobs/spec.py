@@ -209,7 +209,7 @@ class JobSpec:
     tasks: int | None = option(
         "processes in all, for partitions without GPUs, or for `plain` and `mpi`", None, **_SHAPE
     )
-    tasks_per_node: int | None = option("the same per node", None, **_SHAPE)
+    tasks_per_node: int | None = option("the same per node", None, flag=None, **_SHAPE)
     cpus_per_task: int | None = option(
         "CPUs per rank; its share of the node by default", None, sweep=True, **COUNT
     )

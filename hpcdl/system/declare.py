@@ -400,7 +400,7 @@ def typed(cls: type, args: argparse.Namespace) -> dict[str, Any]:
     """The written forms that options give, checked; BadInput has all faults of the line at once."""
     faults, values = _Faults(), {}
     for entry in entries(cls):
-        text = getattr(args, entry.name, None) if entry.flag else None
+        text = getattr(args, entry.name, None)
         constants = [flag for flag in entry.constants if getattr(args, flag, None)]
         if constants and (text is not None or len(constants) > 1):
             pair = [*constants, str(entry.flag)][:2]
@@ -409,7 +409,7 @@ def typed(cls: type, args: argparse.Namespace) -> dict[str, Any]:
             values[str(entry.key)] = entry.constants[constants[0]][0]
         elif text is not None:
             value = _untyped(faults, entry, text)
-            values[str(entry.key)] = faults.check(entry, value, str(entry.flag))
+            values[str(entry.key)] = faults.check(entry, value, entry.flag or entry.name)
     faults.refuse()
     return values
 

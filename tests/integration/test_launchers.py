@@ -137,7 +137,7 @@ def test_a_plain_mpi_program_under_srun_and_mpirun(slurm, tmp_path, launcher):
         pytest.skip("mpicc is not installed (apt-get install libopenmpi-dev)")
     (tmp_path / "program.c").write_text(PROGRAM)
     slurm("mpicc", "-o", "program", "program.c")
-    words = ("--partition", "cpu", "--nodes", "2", "--tasks-per-node", "3", "--launcher", launcher)
+    words = ("--partition", "cpu", "--nodes", "2", "--tasks", "6", "--launcher", launcher)
     ended = slurm.run(*words, "--job-dir", tmp_path / "job", "--", tmp_path / "program")
     lines = re.findall(r"mpi .*", ended["text"])
     assert sorted(lines) == [f"mpi {rank} of 6: 15" for rank in range(6)], ended["text"]

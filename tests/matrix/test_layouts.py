@@ -30,7 +30,7 @@ class Shape:
 
 SHAPES = {
     "CPU only": Shape("--partition cpu", 1, 1, 1, 0, "none"),
-    "CPUs, 2 nodes x 4": Shape("--partition cpu --nodes 2 --tasks-per-node 4", 2, 4, 4, 0, "none"),
+    "CPUs, 2 nodes x 4": Shape("--partition cpu --nodes 2 --tasks 8", 2, 4, 4, 0, "none"),
     "1 GPU": Shape("--gpus 1", 1, 1, 4, 1, r"\d"),
     "part of a node": Shape("--gpus 2", 1, 2, 4, 2, r"\d,\d"),
     "part of 2 nodes": Shape("--nodes 2 --gpus-per-node 2", 2, 2, 4, 2, r"\d,\d"),
