@@ -35,12 +35,13 @@ A value that is still to be filled in (`<project>`, `@nodes@`, `your.name`) is a
 nothing: what sbatch refuses is an error. Of several scripts in one file the first is read. What
 holds of several lines in the same words is one finding.
 
-A script is held against the partition that it names:
-nodes, tasks, CPUs, memory, GPUs and their types, time, features. The figures come from the site
-file, or with `--live` from the Slurm on PATH, which also knows accounts, QOS, GRES, MaxArraySize,
-MPI plug-ins and the options of SPANK plug-ins. `--live` runs `sbatch --test-only` as well, for 10 s
-at most, and reports what it refuses. `slurm.plugin_options` of the site file
-names the options that plug-ins add; then any other unknown option is an error.
+A script is held against the partition that it names: nodes, tasks, CPUs, memory, GPUs and their
+types, time, features. The figures come from the site file, or with `--live` from the Slurm on PATH,
+which also knows accounts, QOS, GRES, MaxArraySize, MPI and SPANK plug-ins; it runs `sbatch
+--test-only` as well, for 10 s at most.
+
+`slurm.plugin_options` of the site file names the options that plug-ins add; then any other unknown
+option is an error.
 
 What depends on slurm.conf is advice until the setting is known: from `slurm.select` and
 `slurm.task_plugins` of the site file, or all of it by `--live`.
@@ -60,7 +61,8 @@ itself.
 
 ## The rules
 
-Where each comes from: [sources](evidence/lint-rules.md). How many findings were right on public
+A rule without releases holds in all. Where each comes from:
+[sources](evidence/lint-rules.md). How many findings were right on public
 scripts: [measured](evidence/lint.md).
 """
 
@@ -102,7 +104,8 @@ def evidence() -> str:
 
 
 def _guide(rule: SlurmRule) -> tuple[str, ...]:
-    return (f"`{rule.id}`", str(rule.span), rule.title, rule.consequence, rule.fix)
+    span = str(rule.span).replace("all releases", "")
+    return (f"`{rule.id}`", span, rule.title, rule.consequence, rule.fix)
 
 
 def _table(heads: list[str], rows: Iterable[tuple[str, ...]]) -> str:

@@ -13,13 +13,13 @@ from textwrap import fill
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.cli import GROUPS, load_group
+from hpcdl.cli import GROUPS, MACHINERY, load_group
 from hpcdl.cli.framework import Command, Group, build_parser
 from hpcdl.system.document import Schema
 from hpcdl.system.errors import MEANINGS, ExitCode
 
 _MADE = "<!-- Made by `make docs` from {source}. -->\n\n"
-_MANY = 20
+_MANY = 3
 """Options that two commands share, from which on they are listed once."""
 _TYPES = {
     "string": "text",
@@ -115,12 +115,15 @@ is in every file.
 def _keys(schema: Schema, name: str) -> Iterator[str]:
     """A table of a mapping's keys, then a section for each mapping below it."""
     yield f"\n## `{name}`\n\n{fill(schema['description'], 100)}\n"
-    yield "| key | meaning | type | default |\n|---|---|---|---|"
+    written = not name.partition(":")[0].endswith(".json")  # by people: what is left out counts
+    yield "| key | meaning | type |" + " default |" * written
+    yield "|---|---|---|" + "---|" * written
     required = schema.get("required", ())
     below: list[tuple[str, Schema]] = []
     for key, part in schema["properties"].items():
         shown = f"**`{key}`**" if key in required else f"`{key}`"
-        yield f"| {shown} | {_cell(part['description'])} | {_form(part)} | {_default(part)} |"
+        row = f"| {shown} | {_cell(part['description'])} | {_form(part)} |"
+        yield row + f" {_default(part)} |" * written
         path = key if name.endswith(".yaml") else f"{name}.{key}".replace(".json.", ".json: ")
         inner = {
             path: part,
@@ -212,19 +215,22 @@ def commands() -> str:
         "Every command takes `--json`, `-v` and `--no-color` (or `NO_COLOR`). Commands that read "
         "the site\nfile take `--site FILE`; [without it](architecture.md#environment-variables) "
         "`HPCDL_SITE` counts.\nCommands that change something take `--dry-run`. "
-        "Exit codes: [exit-codes.md](exit-codes.md).\n",
+        "[Exit codes](exit-codes.md) are the same for all.\n\n",
         "Faults are text on standard error, also with `--json`: `error: ...`, then `help: ...` "
-        "with the next\nstep; a program goes by the exit code.\n",
-        "Shell completions: `hpcdl completion bash` or `zsh`; fish makes its own "
-        "of the manual pages:\n`fish_update_completions`.\n",
+        "with the next\nstep. `hpcdl completion bash` or `zsh` prints shell completions; fish "
+        "makes its own of the manual\npages (`fish_update_completions`). "
+        f"Scripts and editors call {', '.join(f'`hpcdl {name}`' for name in MACHINERY)}.\n",
     ]
     for name, what in GROUPS.items():
         entry = load_group(name)
+        if name in MACHINERY:
+            continue
         if isinstance(entry, Group):
             parts.append(f"\n## `hpcdl {name}`\n\n{what[0].upper()}{what[1:]}.\n")
-            parts += [_command(f"hpcdl {name} {one.name}", one) for one in entry.commands]
+            told: dict[str, list[str]] = {}
+            parts += [_command(f"hpcdl {name} {one.name}", one, told) for one in entry.commands]
         else:
-            parts.append(_command(f"hpcdl {name}", entry, level=2))
+            parts.append(_command(f"hpcdl {name}", entry, {}, level=2))
     return "".join(parts)
 
 
@@ -237,23 +243,26 @@ def _rows(prog: str, command: Command) -> list[str]:
     ]
 
 
-def _command(prog: str, command: Command, level: int = 3) -> str:
-    rows, job = _rows(prog, command), ""
-    entry = load_group("job")
-    if isinstance(entry, Group) and (submit := entry.commands[0]) is not command:
-        of_job = _rows("hpcdl job submit", submit)
-        others = [row.split("`")[1].split()[0] for row in of_job if row not in rows]
-        if len(of_job) - len(others) > _MANY:
-            rows = [row for row in rows if row not in of_job]
-            but = ", ".join(f"`{name}`" for name in others)
-            job = f"Takes the options of [`hpcdl job submit`](#hpcdl-job-submit) but {but}."
+def _command(prog: str, command: Command, told: dict[str, list[str]], level: int = 3) -> str:
+    """A command's section; options that one of `told` has are named there alone."""
+    rows, others = _rows(prog, command), ""
+    like = max(told, key=lambda one: len({*told[one]} & {*rows}), default="")
+    shared = [row for row in told.get(like, ()) if row in rows]
+    if len(shared) >= _MANY:
+        but = [row for row in told[like] if row not in rows]
+        which = "all but " * (0 < len(but) < len(shared)) if len(but) < len(shared) else ""
+        named = but if len(but) < len(shared) else shared
+        names = ", ".join(f"`{row.split('`')[1].split()[0]}`" for row in named)
+        link = f"[`{like}`](#{like.replace(' ', '-')})"
+        others = f"Options as of {link}: {which}{names or 'all'}."
+    told[prog] = rows
+    rows = rows if len(shared) < _MANY else [row for row in rows if row not in shared]
     parts = [
         f"{'#' * level} `{prog}`",
         _cell(command.summary),
         f"```console\n$ {command.example}\n```",
         "\n".join(["| argument | meaning |", "|---|---|", *rows]) if rows else "",
-        job,
-        "Takes `--dry-run`." if command.changes else "",
+        " ".join([*filter(None, [others]), *["Takes `--dry-run`."] * command.changes]),
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"
 

@@ -41,13 +41,13 @@ _ROLES: dict[str, dict[str, str]] = {
         "study": "reproduce published scaling studies, small or at full size",
     },
 }
-_MACHINERY = {
+MACHINERY = {
     "preflight": "the checks that every job runs before its program",
     "stage": "copy a data set to the node's own disk",
     "schema": "JSON Schemas of the site file and of job files, for editors",
 }
 """Called by scripts and editors; the overview leaves them out."""
-GROUPS = {name: what for rows in (*_ROLES.values(), _MACHINERY) for name, what in rows.items()}
+GROUPS = {name: what for rows in (*_ROLES.values(), MACHINERY) for name, what in rows.items()}
 
 _HELP = {"-h", "--help", "--help-all"}
 _DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
