@@ -20,7 +20,6 @@ from typing import Any
 import yaml
 
 from hpcdl.predict.machine import (
-    FLOAT_BYTES,
     HALF_BYTES,
     Machine,
     NetworkSums,
@@ -33,6 +32,7 @@ from hpcdl.predict.machine import (
 from hpcdl.predict.step import (
     ModelSplit,
     SplitWork,
+    Workload,
     activation_bytes,
     family,
     planned_bytes,
@@ -155,7 +155,7 @@ def _planned(row: dict[str, Any]) -> LanguageRow:
 
 
 def _work(machine: Machine, net: NetworkSums, batch: int) -> SplitWork:
-    return SplitWork(machine, net, batch, machine.flops[2], HALF_BYTES, FLOAT_BYTES, 1.0)
+    return SplitWork(machine, Workload(net, batch, "amp"), 1.0)
 
 
 def _seconds(row: dict[str, Any], net: NetworkSums) -> float:
@@ -238,7 +238,7 @@ def memory_errors(known: Sequence[LanguageRow]) -> dict[str, list[float]]:
     """Relative errors of what a GPU keeps, by what was told and by source."""
     found: dict[str, list[float]] = {}
     for row in known:
-        net, plan, batch = row.work.net, row.plan, row.work.batch
+        net, plan, batch = row.work.work.net, row.plan, row.work.work.batch
         if row.activations:
             size = activation_bytes(net, plan, batch, HALF_BYTES) / GIB
             found.setdefault("activations", []).append(size / row.activations - 1)

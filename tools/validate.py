@@ -43,6 +43,7 @@ from hpcdl.predict.step import (
     ScalingLaw,
     Workload,
     exchange_seconds,
+    split_on,
     split_step,
 )
 from hpcdl.system.files import write_atomic
@@ -142,7 +143,7 @@ def _parts(side: Side, image: float) -> tuple[tuple[float, float], float]:
     """
     compute = image * side.images
     if side.work.plan:
-        split = side.work.split_on(side.machine)
+        split = split_on(side.machine, side.work)
         paced = replace(split, pace=compute / split_step(split, side.work.plan, 1)[0])
         computing, losses = split_step(paced, side.work.plan, side.gpus)
         part = computing / compute
@@ -158,7 +159,7 @@ def _exchange(side: Side) -> float:
     """Seconds of an exchange where nothing hides it: an all-reduce, or both ways of servers."""
     machine, net, local = side.machine, side.work.net, max(1, side.gpus // side.nodes)
     if side.work.form != "parameter_server" or side.gpus < 2:
-        return exchange_seconds(machine, side.work, local, side.nodes)[0]
+        return exchange_seconds(machine, side.work, local, side.nodes)
     latency = machine.inside.latency + (machine.between.latency if side.nodes > 1 else 0.0)
     sent = net.parameters * side.work.gradient_bytes / side.server_rate
     return 2 * sent + 2 * net.tensors * latency

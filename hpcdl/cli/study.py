@@ -11,7 +11,7 @@ from hpcdl.system.errors import ExitCode, Stopped
 
 if TYPE_CHECKING:
     from hpcdl.jobs.sweep import Modules
-    from hpcdl.workflows.study.cells import Plan
+    from hpcdl.workflows.study.cells import StudyPlan
 
 
 _WHICH = (
@@ -20,7 +20,7 @@ _WHICH = (
 )
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> StudyPlan:
     """The plan on the partitions of the options, or on those that it was run on."""
     from hpcdl.cli.request import pair
     from hpcdl.workflows.study.cells import make_plan, study_folder
@@ -92,7 +92,7 @@ def _run(args: argparse.Namespace) -> ExitCode:
     return _report_of(plan, args)
 
 
-def _wait(plan: Plan, args: argparse.Namespace) -> None:
+def _wait(plan: StudyPlan, args: argparse.Namespace) -> None:
     from hpcdl.jobs.sweep import summary
     from hpcdl.system.text import StatusLine
     from hpcdl.workflows.study.running import wait
@@ -115,7 +115,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
     return _report_of(_plan(args), args)
 
 
-def _report_of(plan: Plan, args: argparse.Namespace) -> ExitCode:
+def _report_of(plan: StudyPlan, args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.study.report import as_data, as_text, write_report
     from hpcdl.workflows.study.running import collect, last_run_statuses
 
@@ -129,7 +129,7 @@ def _report_of(plan: Plan, args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if results.accepted else ExitCode.NO
 
 
-def _show_scripts(plan: Plan, modules: Modules, args: argparse.Namespace) -> ExitCode:
+def _show_scripts(plan: StudyPlan, modules: Modules, args: argparse.Namespace) -> ExitCode:
     from hpcdl.workflows.study.running import scripts
 
     arrays = [*scripts(plan, modules)]

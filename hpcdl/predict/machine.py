@@ -338,11 +338,6 @@ class NetworkSums:
     first_macs: float
     shape: TransformerShape = NO_SHAPE
 
-    @property
-    def pixels(self) -> int:
-        """Pixels of one input image."""
-        return self.height * self.width
-
 
 def names() -> tuple[str, ...]:
     """The networks that are known."""

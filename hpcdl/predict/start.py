@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from hpcdl import facts
 from hpcdl.predict.machine import CPU, GIGA, Machine, NetworkSums, measured, network, roofline
-from hpcdl.predict.step import Workload, utilisation
+from hpcdl.predict.step import Workload, split_on, utilisation
 from hpcdl.results.gpus import model_of_type
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
@@ -279,7 +279,7 @@ def from_facts(machine: Machine, work: Workload) -> Calibration:
     _refuse_unknown(machine, work)
     if work.plan is None:
         return _from_rows(machine, work)
-    split, bounds = work.split_on(machine), utilisation(machine.gpu, work.plan)
+    split, bounds = split_on(machine, work), utilisation(machine.gpu, work.plan)
     source = f"matrices at {split.efficiency:.0%} of the GPU's peak, as in published transformers"
     seconds = split.alone(work.plan)
     return Calibration(seconds, work.batch, source, "doubtful", bounds["low"], bounds["high"])

@@ -225,18 +225,14 @@ def planned_bytes(net: NetworkSums, plan: ModelSplit, batch: int, gpus: int, ele
 
 @dataclass(frozen=True)
 class SplitWork:
-    """The training and its place: micro-batches of `batch` sequences, `peak` operations/s.
+    """A split training and its place.
 
-    `element` is the bytes of an activation, `gradient` of a gradient on the link; `efficiency` is
-    the part of the peak that matrices reach; `pace` stretches computing to a measured step.
+    `efficiency` is the part of the peak that matrices reach; `pace` stretches computing to a
+    measured step.
     """
 
     machine: Machine
-    net: NetworkSums
-    batch: int
-    peak: float
-    element: int
-    gradient: int
+    work: Workload
     efficiency: float
     pace: float = 1.0
 
@@ -246,8 +242,9 @@ class SplitWork:
 
     def block(self, plan: ModelSplit) -> tuple[float, float]:
         """Seconds of a block's forward pass, and of what is computed again."""
-        net, every = self.net, kept(self.net, plan, self.batch, self.element, "none")
-        scores = every - kept(net, plan, self.batch, self.element, "selective")
+        net, batch, element = self.work.net, self.work.batch, self.work.activation_bytes
+        every = kept(net, plan, batch, element, "none")
+        scores = every - kept(net, plan, batch, element, "selective")
         core = self._seconds(2.0 * net.shape.hidden * net.height**2, scores, plan)
         forward = self._seconds(net.shape.block_macs(net.height), every, plan)
         again = {"none": 0.0, "selective": core, "full": forward}
@@ -257,19 +254,21 @@ class SplitWork:
 
     def output(self, plan: ModelSplit) -> float:
         """Seconds of the output layer, both passes; its logits are float32."""
-        words = self.net.height * self.net.shape.vocabulary
-        logits = FLOAT_BYTES * self.batch * words / plan.tensor
-        return 3 * self._seconds(float(words * self.net.shape.hidden), logits, plan)
+        net = self.work.net
+        words = net.height * net.shape.vocabulary
+        logits = FLOAT_BYTES * self.work.batch * words / plan.tensor
+        return 3 * self._seconds(float(words * net.shape.hidden), logits, plan)
 
     def _seconds(self, macs: float, size: float, plan: ModelSplit) -> float:
         """Seconds of a sequence's multiply-adds, and of writing and reading `size` bytes."""
-        work = 2 * macs * self.batch / (self.peak * self.efficiency * plan.tensor)
+        peak = self.machine.peak(self.work.precision)
+        work = 2 * macs * self.work.batch / (peak * self.efficiency * plan.tensor)
         return self.pace * (work + 2 * size / self.machine.memory_rate)
 
     def passed(self, plan: ModelSplit) -> tuple[float, float]:
         """Seconds of a block's all-reduces, and of a micro-batch that every GPU sends a part of."""
-        machine, reduced, sent = self.machine, 0.0, 0.0
-        size = self.element * self.net.height * self.batch * self.net.shape.hidden
+        machine, work, reduced, sent = self.machine, self.work, 0.0, 0.0
+        size = work.activation_bytes * work.net.height * work.batch * work.net.shape.hidden
         if plan.tensor > 1:
             local = min(plan.tensor, machine.per_node)
             links = allreduce(machine, local, -(-plan.tensor // local))
@@ -292,8 +291,14 @@ class SplitWork:
         groups = max(1, self.machine.per_node // local) if nodes > 1 else 1
         rate = groups * min(line.rate for line in allreduce(self.machine, local, nodes))
         # FSDP gathers weights in both passes of every micro-batch, and scatters gradients.
-        size = 1.5 * HALF_BYTES * plan.micro_batches if plan.zero > 2 else float(self.gradient)
-        return _exposed("exchange") * rate * stage_parameters(self.net, plan) * size
+        weights = 1.5 * HALF_BYTES * plan.micro_batches
+        size = weights if plan.zero > 2 else self.work.gradient_bytes
+        return _exposed("exchange") * rate * stage_parameters(self.work.net, plan) * size
+
+
+def split_on(machine: Machine, work: Workload) -> SplitWork:
+    """A split training on a machine, its matrices at what published ones reach."""
+    return SplitWork(machine, work, utilisation(machine.gpu, work.plan or ModelSplit())["part"])
 
 
 def utilisation(gpu: str, plan: ModelSplit) -> dict[str, float]:
@@ -315,23 +320,24 @@ def _exposed(what: str) -> float:
     return part
 
 
-def split_step(work: SplitWork, plan: ModelSplit, gpus: int) -> tuple[float, dict[str, float]]:
+def split_step(split: SplitWork, plan: ModelSplit, gpus: int) -> tuple[float, dict[str, float]]:
     """Seconds of a step of `gpus` GPUs in as many replicas as there are.
 
     Computing without what is computed again, and what is lost, by name.
     """
-    blocks, (most, ends) = work.net.shape.blocks, plan.blocks(work.net)
-    (forward, again), (reduced, sends) = work.block(plan), work.passed(plan)
-    output = work.output(plan)
+    net = split.work.net
+    blocks, (most, ends) = net.shape.blocks, plan.blocks(net)
+    (forward, again), (reduced, sends) = split.block(plan), split.passed(plan)
+    output = split.output(plan)
     one = 3 * forward + again + reduced
     slowest = max(most * one if plan.stages > 1 else 0.0, ends * one + output) + sends
     every = blocks * one + output + sends * plan.stages
     share, replicas = plan.micro_batches / plan.stages, gpus // plan.gpus
     passing = plan.micro_batches * slowest + (every - slowest) / plan.interleave
-    weights = stage_parameters(work.net, plan) / (replicas if plan.zero else 1)
-    update = work.pace * _UPDATE * weights / work.machine.memory_rate
+    weights = stage_parameters(net, plan) / (replicas if plan.zero else 1)
+    update = split.pace * _UPDATE * weights / split.machine.memory_rate
     return share * (3 * blocks * forward + output) + update, {
-        "communication": work.exchanged(plan, replicas),
+        "communication": split.exchanged(plan, replicas),
         "recomputing": share * blocks * again,
         "tensor": share * blocks * reduced,
         "bubble": passing - share * every,
@@ -392,7 +398,9 @@ def feed(
     inputs = facts.load("links")["input"]
     augmented = net.name in inputs["augmented_models"]
     parts = [inputs["decode"], *([inputs["augment"]] if augmented else [])]
-    usual = 1 / float(sum(part["fixed_s"] + part["per_pixel_s"] * net.pixels for part in parts))
+    usual = 1 / float(
+        sum(part["fixed_s"] + part["per_pixel_s"] * net.height * net.width for part in parts)
+    )
     one_core, record = decode_rate or usual, record_bytes or inputs["bytes_per_image"]
     storage = storage_rate / record if storage_rate else math.inf
     return Feed(machine.cores * one_core, storage, one_core, ahead)
@@ -478,31 +486,17 @@ class Workload:
         state = net.parameters * FLOAT_BYTES * (3 if net.channels else 4)
         return state + kept_bytes(net, self.batch, element)
 
-    def split_on(self, machine: Machine) -> SplitWork:
-        """Return what the GPUs of a split training compute and exchange."""
-        return SplitWork(
-            machine,
-            self.net,
-            self.batch,
-            machine.peak(self.precision),
-            self.activation_bytes,
-            self.gradient_bytes,
-            utilisation(machine.gpu, self.plan or ModelSplit())["part"],
-        )
-
 
 class StepTime(NamedTuple):
     """A predicted step of `gpus` GPUs on `nodes` nodes; seconds.
 
-    It is the computing of the mean rank and `losses` by name. Start-up costs are more than half of
-    the time of all messages where `latency_bound`.
+    It is the computing of the mean rank and `losses` by name.
     """
 
     gpus: int
     nodes: int
     compute: float
     losses: Mapping[str, float]
-    latency_bound: bool = False
 
     @property
     def seconds(self) -> float:
@@ -518,9 +512,7 @@ class StepTime(NamedTuple):
     def limit(self) -> str:
         """Return what limits the step: compute, or the largest loss if above 5 % of the step."""
         worst = max(self.losses, key=lambda name: self.losses[name])
-        if self.losses[worst] <= _LIMITS * self.seconds:
-            return "compute"
-        return "latency" if worst == COMMUNICATION and self.latency_bound else worst
+        return worst if self.losses[worst] > _LIMITS * self.seconds else "compute"
 
     def losing(self, loss: float) -> StepTime:
         """The step with another loss in logarithms, its parts in proportion."""
@@ -534,7 +526,7 @@ def predict_step(machine: Machine, work: Workload, one: float, gpus: int, nodes:
     """The step of `gpus` GPUs spread evenly over `nodes` nodes; one GPU's pass takes `one`."""
     law, compute, exposed = scaling_law(), one, 1.0
     if work.plan:
-        split = work.split_on(machine)
+        split = split_on(machine, work)
         paced = replace(split, pace=one / split.alone(work.plan))
         compute, losses = split_step(paced, work.plan, gpus)
         losses[STRAGGLERS] = compute * law.straggler * math.log2(gpus)
@@ -543,21 +535,18 @@ def predict_step(machine: Machine, work: Workload, one: float, gpus: int, nodes:
         compute *= work.shared.stretch(gpus)
     elif work.form != "no_overlap":
         exposed = law.exchange
-    whole, transfer = exchange_seconds(machine, work, max(1, gpus // nodes), nodes)
+    whole = exchange_seconds(machine, work, max(1, gpus // nodes), nodes)
     losses = {
         INPUT: work.feed.wait(compute, work.batch, gpus, nodes),
         COMMUNICATION: exposed * whole,
         STRAGGLERS: compute * law.straggler * math.log2(gpus),
     }
-    return StepTime(gpus, nodes, compute, losses, latency_bound=2 * transfer < whole)
+    return StepTime(gpus, nodes, compute, losses)
 
 
-def exchange_seconds(
-    machine: Machine, work: Workload, local: int, nodes: int
-) -> tuple[float, float]:
-    """Seconds of exchanging all gradients where nothing hides it, and of these the transfer."""
+def exchange_seconds(machine: Machine, work: Workload, local: int, nodes: int) -> float:
+    """Seconds of exchanging all gradients where nothing hides it."""
     if local * nodes < 2:
-        return 0.0, 0.0
+        return 0.0
     size = float(work.net.parameters * work.gradient_bytes)
-    cost = min(allreduce(machine, local, nodes), key=lambda line: line.seconds(size))
-    return cost.seconds(size), cost.rate * size
+    return min(cost.seconds(size) for cost in allreduce(machine, local, nodes))

@@ -151,16 +151,12 @@ def test_the_old_pipeline_adds_all_of_reading_and_decoding_to_every_step(k80, st
         assert other.step.limit == "input"
 
 
-TINY = {"model": "mlp", "images_per_second": 1e5, "gpus": "1024"}
-
-
 @pytest.mark.parametrize(
     ("asked", "limit"),
     [
         ({"real": True, "storage_gbs": 0.02, "gpus": "64"}, "input"),
         ({"measured_gbs": 0.05, "gpus": "64"}, "communication"),
         ({"gpus": "4096"}, "stragglers"),
-        (TINY, "latency"),
     ],
 )
 def test_what_limits_a_step_is_named(k80, asked, limit):

@@ -7,7 +7,15 @@ import pytest
 from hpcdl.predict.machine import HALF_BYTES, Link, network, of_partition
 from hpcdl.predict.request import ScalingRequest, answer, choose
 from hpcdl.predict.show import forecast_text
-from hpcdl.predict.step import ModelSplit, Workload, activation_bytes, kept, split_step, state_bytes
+from hpcdl.predict.step import (
+    ModelSplit,
+    Workload,
+    activation_bytes,
+    kept,
+    split_on,
+    split_step,
+    state_bytes,
+)
 from hpcdl.system.errors import BadInput
 
 GPT3 = network("gpt3_175b", 2048)
@@ -23,7 +31,7 @@ def a100(modern):
 
 def step(machine, plan, gpus):
     """Seconds of the parts of a step of GPT-3, by name."""
-    compute, losses = split_step(Workload(GPT3, 1, "amp", plan=plan).split_on(machine), plan, gpus)
+    compute, losses = split_step(split_on(machine, Workload(GPT3, 1, "amp", plan=plan)), plan, gpus)
     return {"compute": compute, **losses}
 
 
@@ -81,7 +89,7 @@ def test_the_bubble_of_equal_stages_is_the_papers(a100, micro, stages, pieces):
     machine = replace(of_partition(a100), network=Link("none", 0.0, 1e30))
     plan = ModelSplit(8, stages, pieces, micro)
     bare = replace(GPT3, shape=replace(GPT3.shape, vocabulary=0))
-    compute, losses = split_step(Workload(bare, 1, "amp").split_on(machine), plan, plan.gpus)
+    compute, losses = split_step(split_on(machine, Workload(bare, 1, "amp")), plan, plan.gpus)
     useful = compute + losses["tensor"] + losses["recomputing"]
     assert losses["bubble"] / useful == pytest.approx((stages - 1) / pieces / micro, rel=0.02)
 

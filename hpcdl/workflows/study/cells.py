@@ -56,7 +56,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A scale of a study on a site, and the directory of its files."""
 
     study: Study
@@ -84,7 +84,7 @@ def make_plan(
     scale_name: str,
     partitions: Sequence[str] = (),
     pythons: Values = MappingProxyType({}),
-) -> Plan:
+) -> StudyPlan:
     """The cells of a scale on a site.
 
     `partitions` are used instead of the study's own; `pythons` are interpreters of frameworks that
@@ -107,7 +107,7 @@ def make_plan(
             details=list(dict.fromkeys(reasons))[:10],
             hint="`hpcdl study run NAME --partition A,B` uses others instead of the study's",
         )
-    return Plan(study, scale_name, scale, site, folder, cells, tuple(partitions))
+    return StudyPlan(study, scale_name, scale, site, folder, cells, tuple(partitions))
 
 
 def study_folder(site: Site, study: Study, scale_name: str) -> Path:

@@ -21,7 +21,7 @@ from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.results.records import RESULT
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
-from hpcdl.workflows.study.cells import Cell, Plan
+from hpcdl.workflows.study.cells import Cell, StudyPlan
 from hpcdl.workflows.study.declared import SYNTHETIC, Values
 from hpcdl.workflows.study.measurements import CellMeasured, MissingResult, Predicted, alone, but
 
@@ -92,7 +92,7 @@ class Results:
     `cores` and `load` are of the machine that queued the jobs.
     """
 
-    plan: Plan
+    plan: StudyPlan
     cells: tuple[Cell, ...]
     measured: tuple[CellMeasured, ...]
     missing: tuple[MissingResult, ...]

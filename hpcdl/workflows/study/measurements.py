@@ -21,7 +21,7 @@ from hpcdl.system.declare import COUNT, build, listed, number, option, read_file
 from hpcdl.system.document import read_document
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import last_text, write_json
-from hpcdl.workflows.study.cells import Cell, Plan
+from hpcdl.workflows.study.cells import Cell, StudyPlan
 from hpcdl.workflows.study.declared import Values
 
 PARTS = ("compute", "input", "communication", "update", "other")
@@ -203,7 +203,7 @@ class NotedRun:
     partitions: tuple[str, ...] = option("partitions", (), **listed({"type": "string"}))
 
 
-def note_run(plan: Plan) -> None:
+def note_run(plan: StudyPlan) -> None:
     """Write the machine's cores and load, and the partitions, beside the results."""
     run = NotedRun(len(os.sched_getaffinity(0)), os.getloadavg()[0], plan.partitions)
     write_json(plan.folder / _NOTE, {"schema": 1, **written(run)})

@@ -16,7 +16,7 @@ from hpcdl import __version__
 from hpcdl.system.chart import Panel, svg
 from hpcdl.system.files import write_atomic, write_json
 from hpcdl.system.text import count_of, markdown_cell
-from hpcdl.workflows.study.cells import Plan
+from hpcdl.workflows.study.cells import StudyPlan
 from hpcdl.workflows.study.charts import ResultTable
 from hpcdl.workflows.study.declared import line_of
 from hpcdl.workflows.study.findings import ANSWERS, Results
@@ -26,12 +26,12 @@ Row = Mapping[str, Any]
 _JSON_ONLY = frozenset({"job_id", "release", "result"})
 
 
-def _head(plan: Plan) -> dict[str, Any]:
+def _head(plan: StudyPlan) -> dict[str, Any]:
     site = {"scale": plan.name, "site": plan.site.name, "takes": plan.scale.takes}
     return {"schema": 3, "study": plan.study.name, **site}
 
 
-def rules_of(plan: Plan) -> list[dict[str, str]]:
+def rules_of(plan: StudyPlan) -> list[dict[str, str]]:
     """The rules of a scale, as they are asked of no results."""
     nothing = Results(plan, plan.cells, (), (), (), 1, 0.0)
     with line_of(plan.study.path):
@@ -39,7 +39,7 @@ def rules_of(plan: Plan) -> list[dict[str, str]]:
     return [{"rule": one.rule, "says": one.says} for one in nothing.protocol.verdicts]
 
 
-def show_data(plan: Plan) -> dict[str, Any]:
+def show_data(plan: StudyPlan) -> dict[str, Any]:
     """A study at a scale as plain values."""
     asked = {key: getattr(plan.study, key) for key in ("title", "question", "origin", "found")}
     cells = [
@@ -51,7 +51,7 @@ def show_data(plan: Plan) -> dict[str, Any]:
     return {**_head(plan), **asked, **more, "published": published}
 
 
-def show_text(plan: Plan) -> str:
+def show_text(plan: StudyPlan) -> str:
     """The question, the matrix, how long it takes, and the acceptance rules."""
     study, scale = plan.study, plan.scale
     problems = [f"{cell.name}: {cell.point.problem}" for cell in plan.cells if cell.point.problem]
@@ -69,7 +69,7 @@ def show_text(plan: Plan) -> str:
     return "\n\n".join([head, *texts, *([f"takes: {scale.takes}"] if scale.takes else [])])
 
 
-def _jobs_text(plan: Plan) -> Iterator[str]:
+def _jobs_text(plan: StudyPlan) -> Iterator[str]:
     for jobs in plan.scale.jobs:
         own = sum(cell.jobs is jobs for cell in plan.possible)
         named = "".join(f" {key}={value}" for key, value in jobs.named.items())

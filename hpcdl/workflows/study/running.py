@@ -22,7 +22,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import last_text, locked, make_directory
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import require_own
-from hpcdl.workflows.study.cells import Plan, data_folder
+from hpcdl.workflows.study.cells import StudyPlan, data_folder
 from hpcdl.workflows.study.declared import line_of
 from hpcdl.workflows.study.findings import Results, predict
 from hpcdl.workflows.study.measurements import (
@@ -38,7 +38,7 @@ _PATIENCE_SECONDS = 60.0
 _AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "*")
 
 
-def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
+def last_run_statuses(plan: StudyPlan) -> tuple[RunStatus, ...]:
     """The status of every cell, also when Slurm does not answer: results outlive the cluster."""
     try:
         statuses, here = sweep.run_statuses(plan.folder, plan.points), embedded_cluster()
@@ -53,7 +53,7 @@ def last_run_statuses(plan: Plan) -> tuple[RunStatus, ...]:
     )
 
 
-def collect(plan: Plan, statuses: Sequence[RunStatus]) -> Results:
+def collect(plan: StudyPlan, statuses: Sequence[RunStatus]) -> Results:
     """Read every cell's result, predict, and judge the rules."""
     found = [look(cell, status) for cell, status in zip(plan.cells, statuses, strict=True)]
     missing = tuple(one for one in found if isinstance(one, MissingResult))
@@ -65,7 +65,7 @@ def collect(plan: Plan, statuses: Sequence[RunStatus]) -> Results:
     return results
 
 
-def nodes_down(plan: Plan) -> tuple[str, ...]:
+def nodes_down(plan: StudyPlan) -> tuple[str, ...]:
     """The partitions of a study none of whose nodes can run jobs, each with Slurm's reason."""
     names = dict.fromkeys(cell.point.spec.partition for cell in plan.possible)
     lines, nodes = [], client.nodes()
@@ -81,7 +81,7 @@ def nodes_down(plan: Plan) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def start(plan: Plan, modules: Modules) -> Iterator[str]:
+def start(plan: StudyPlan, modules: Modules) -> Iterator[str]:
     """Make the data that are missing and queue every cell that has no result and no job.
 
     Yields what it is about to do, where that takes long.
@@ -97,7 +97,7 @@ def start(plan: Plan, modules: Modules) -> Iterator[str]:
         sweep.submit(plan.site, plan.folder, plan.points, modules, running)
 
 
-def scripts(plan: Plan, modules: Modules) -> Iterator[tuple[int, str]]:
+def scripts(plan: StudyPlan, modules: Modules) -> Iterator[tuple[int, str]]:
     """The job scripts of a study as they would be queued, each with its number of jobs."""
     anew = [cell.point for cell in plan.possible]
     running = 1 if plan.scale.single_node else None
@@ -105,7 +105,7 @@ def scripts(plan: Plan, modules: Modules) -> Iterator[tuple[int, str]]:
         yield len(group.points), script.text
 
 
-def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
+def wait(plan: StudyPlan) -> Iterator[tuple[RunStatus, ...]]:
     """The status of the cells, again and again until no job is left.
 
     Slurm may be silent for as long as its controller takes to restart.
@@ -130,7 +130,7 @@ def wait(plan: Plan) -> Iterator[tuple[RunStatus, ...]]:
         time.sleep(_POLL_SECONDS)
 
 
-def make_data(plan: Plan, name: str, modules: Modules) -> Iterator[str]:
+def make_data(plan: StudyPlan, name: str, modules: Modules) -> Iterator[str]:
     """Make a data set by a job, unless it is there; one that is given and not there is refused."""
     data, folder = plan.scale.data[name], Path(data_folder(plan.site, plan.scale, name))
     if (folder / "dataset.json").is_file():
