@@ -82,7 +82,7 @@ def test_a_program_is_read_as_the_training_program_reads_it():
     training = training_of(("hpcdl", "train", "--accumulate=4"), ranks=3)
     assert training is not None
     assert training.batch == 24, "72 images, the next that 3 ranks share in 4 parts"
-    for words in ("--epochs=0", "--dataset=mine:data", "--global-batch=100", "--lr=fast"):
+    for words in ("--epochs=0", "--dataset=mine:data", "--global-batch=100", "--lr=fast", "--help"):
         assert training_of(("hpcdl", "train", words), ranks=8) is None, words
 
 
