@@ -40,7 +40,7 @@ from hpcdl.slurm import client, once
 from hpcdl.slurm.once import Unconfirmed, embedded_cluster, locate, revoke
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system import files
-from hpcdl.system.declare import changed, check, entries, shape, typed
+from hpcdl.system.declare import changed, check, entries, meaning, shape, typed
 from hpcdl.system.errors import BadInput
 from hpcdl.system.signals import undivided
 from hpcdl.system.text import bash_words, did_you_mean, nearest
@@ -60,11 +60,11 @@ _DECLARED = {
 }
 _NAMES = {
     word.lstrip("-").replace("_", "-")
-    for entry in entries(JobSpec)
-    for word in (entry.key, entry.flag, *entry.constants)
-    if word
+    for entry in _DECLARED.values()
+    for word in filter(None, (entry.key, entry.flag, *entry.constants))
 }
-JOB_KEYS = tuple(key for key, entry in _DECLARED.items() if entry.sweep)
+_FIELDS = {key: entry.name for key, entry in _DECLARED.items() if entry.sweep}
+JOB_KEYS = tuple(_FIELDS)
 """The keys of a job that a sweep may vary; keys of no job become options of the program."""
 
 Values = Mapping[str, str]
@@ -198,7 +198,7 @@ def check_matrix(matrix: Mapping[str, Sequence[str]], exclude: Sequence[Values])
             raise BadInput(f"--over {key!r} is no option's name", hint="write --over KEY=A,B")
         if not values or "" in values:
             raise BadInput(f"--over {key} has an empty value", hint=f"write --over {key}=A,B")
-        if len(set(values)) < len(values):
+        if len({meaning(JobSpec, _FIELDS.get(key, ""), one) for one in values}) < len(values):
             raise BadInput(f"--over {key} names a value twice", hint="name it once")
         count *= len(values)
     if count > MAX_POINTS:
@@ -234,14 +234,14 @@ def check_keys(
             raise BadInput(message, hint=f"submit a sweep for each value; {write}")
         if close and key not in options:
             message = f"--over {key} is no key of a job, and no mark of the program"
-            raise BadInput(message, hint=f"did you mean '{close}'? {write.capitalize()}")
+            raise BadInput(message, hint=f"did you mean '{close}'? F{write[1:]}")
 
 
 def _asked(site: Site, base: JobSpec, own: Iterable[tuple[str, str]]) -> tuple[JobSpec, str]:
     """The job with these keys, and why it is impossible ('' where it is not)."""
     spec = base
     try:
-        given = Namespace(**{_DECLARED[key].name: text for key, text in own})
+        given = Namespace(**{_FIELDS[key]: text for key, text in own})
         spec = changed(base, typed(JobSpec, given))
         check_request(site, spec)
     except BadInput as fault:

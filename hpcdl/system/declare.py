@@ -414,6 +414,14 @@ def typed(cls: type, args: argparse.Namespace) -> dict[str, Any]:
     return values
 
 
+def meaning(cls: type, name: str, text: str) -> Any:
+    """The value that the text of an option means: `8G` and `8192M` are one; else the text."""
+    try:
+        return values_of(cls, typed(cls, argparse.Namespace(**{name: text})))[name]
+    except (BadInput, KeyError):
+        return text
+
+
 def _untyped(faults: _Faults, entry: Declaration, text: Any) -> Any:
     """The text of an option as its schema takes it: numbers are scalars of a document."""
     if entry.kind == "object":

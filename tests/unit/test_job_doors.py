@@ -162,11 +162,6 @@ def test_a_sweep_varies_every_key_of_a_job_or_refuses_it_by_name(key, hpcdl, tmp
         assert f"--over {key}: all points of a sweep have the same" in done.err
 
 
-def test_a_key_as_files_write_it_is_led_to_the_option(hpcdl):
-    line = ["job", "sweep", "--site", "embedded", "--name", "x", "--over", "cpus_per_task=1,2"]
-    assert "did you mean 'cpus-per-task'?" in hpcdl(*line, "--", "true", code=2).err
-
-
 # job.yaml: the options of `job submit` as a file; options on the command line go before it.
 
 JOB_FILE = """\

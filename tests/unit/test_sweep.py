@@ -66,6 +66,13 @@ def test_a_key_that_names_no_option_is_refused(site, key):
         plan(site, BASE, {key: ["1"]})
 
 
+@pytest.mark.parametrize("over", ["mem=8G,8192M", "time=60,1:00:00", "gpus=1,01", "lr=1,1"])
+def test_two_words_for_one_value_are_one_point(site, over):
+    """Two labels once shared a script: the sweep ran the same job twice."""
+    with pytest.raises(BadInput, match="names a value twice"):
+        plan(site, BASE, matrix_of([over.split("=")]))
+
+
 @pytest.mark.parametrize("name", ["../x", "/etc", "..", "", ".hidden", "a/b", "x\n"])
 def test_a_sweep_stays_in_its_directory(site, name):
     with pytest.raises(BadInput, match="name is"):
@@ -110,11 +117,12 @@ def test_a_point_with_exit_code_0_is_done_and_with_another_failed(site, tmp_path
     assert found[1].exit_code == 1
 
 
-@pytest.mark.parametrize(("key", "meant"), [("gpu", "gpus"), ("node", "nodes")])
+@pytest.mark.parametrize(("key", "meant"), [("gpu", "gpus"), ("cpus_per_task", "cpus-per-task")])
 def test_a_key_that_is_nearly_one_of_the_job_s_is_refused(key, meant):
     with pytest.raises(BadInput, match=f"--over {key} is no key of a job") as caught:
         check_keys(BASE, {key: ["1", "2"]})
     assert f"did you mean '{meant}'?" in caught.value.hint
+    assert f"write -- PROGRAM --{key} {{{key}}}" in caught.value.hint
     program = ("python", "-c", "pass", f"--{key}", f"{{{key}}}")
     check_keys(replace(BASE, program=program), {key: ["1", "2"]})
     check_keys(BASE, {key: ["1", "2"]}, {key})
