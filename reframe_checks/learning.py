@@ -7,18 +7,13 @@ from statistics import mean
 
 import reframe as rfm
 from reframe.core.builtins import fixture, parameter, run_after
+from trainings import BEST_IMAGES_PER_SECOND, best_images_per_second, losses, training_faults
 
 from hpcdl import facts
 from hpcdl.regress.checkbase import HpcdlCheck, Metric, rendered
 from hpcdl.regress.references import rule
 from hpcdl.regress.result import Measured, reads
-from hpcdl.regress.training import (
-    BEST_IMAGES_PER_SECOND,
-    best_images_per_second,
-    job_on,
-    losses,
-    training_faults,
-)
+from hpcdl.regress.training import job_on
 from hpcdl.results.faults import FaultKind, JobFault
 
 DIGITS, DIGITS_ACCURACY = "mlp-digits-95", 0.95

@@ -9,22 +9,21 @@ from dataclasses import replace
 
 import reframe as rfm
 from reframe.core.builtins import fixture, parameter, run_after
+from trainings import (
+    BEST_IMAGES_PER_SECOND,
+    IMAGES_PER_SECOND,
+    TrainingCase,
+    best_images_per_second,
+    images_per_second,
+    training_faults,
+)
 
 from hpcdl.predict.machine import network, of_partition
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.predict.start import trained_precision
 from hpcdl.regress.checkbase import HpcdlCheck, Metric
 from hpcdl.regress.references import Reference
-from hpcdl.regress.training import (
-    ALL,
-    BEST_IMAGES_PER_SECOND,
-    IMAGES_PER_SECOND,
-    TrainingCase,
-    best_images_per_second,
-    images_per_second,
-    ranks_on,
-    training_faults,
-)
+from hpcdl.regress.training import ALL, ranks_on
 from hpcdl.system.errors import HpcdlError
 
 SMALL = [

@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from hpcdl.system.resources import folder
+
 # The built release that the real tests share; nothing is built before one asks for it.
 pytest_plugins = [
     "tests.integration.spack_fixture",
@@ -17,6 +19,8 @@ pytest_plugins = [
     "tests.strangers",
 ]
 
+# ReFrame imports a check with its directory on the path.
+sys.path.insert(0, str(folder("reframe_checks")))
 # Modules of hpcdl.train import TensorFlow at their top; what in them needs none is tested without.
 if find_spec("tensorflow") is None:
     sys.modules["tensorflow"] = ModuleType("tensorflow")

@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from trainings import TrainingCase
 
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.checkbase import rendered
 from hpcdl.regress.reframe_adapter.settings import render_settings
-from hpcdl.regress.training import ALL, TrainingCase, shape_name
+from hpcdl.regress.training import ALL, shape_name
 from tests.make.sites import shipped
 
 pytest.importorskip("reframe", reason="ReFrame is not installed (pip install 'hpcdl[checks]')")

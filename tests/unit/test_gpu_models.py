@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+from trainings import TrainingCase
 
 from hpcdl import facts
 from hpcdl.cli.site import as_data, as_text
@@ -18,7 +19,7 @@ from hpcdl.jobs.sweep import plan
 from hpcdl.predict.machine import of_partition
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
-from hpcdl.regress.training import TrainingCase, job_on
+from hpcdl.regress.training import job_on
 from hpcdl.results.gpus import find_row, gpu_named, matches, out_of_scope
 from hpcdl.site import StackRequest, load_site
 from hpcdl.stack.resolve import Resolver, why_not

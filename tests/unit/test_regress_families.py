@@ -9,6 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from trainings import TrainingCase, losses_fall
 
 from hpcdl import facts
 from hpcdl.jobs.layout import plan_layout
@@ -17,7 +18,7 @@ from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.checkbase import LOG
 from hpcdl.regress.result import Measured, faults_of
-from hpcdl.regress.training import ALL, TrainingCase, job_on, metric_name
+from hpcdl.regress.training import ALL, job_on, metric_name
 from hpcdl.results.faults import FaultKind
 from hpcdl.site import load_site
 from hpcdl.slurm.execution import CLUSTER
@@ -107,9 +108,10 @@ def test_a_module_is_judged_as_stack_verify_judges_it(three_generations, tmp_pat
     inside = {"tensorflow": "2.21.0", "horovod": None, "place": str(tmp_path), "release": "r1"}
     kernel = {"device": "CPU:0", "model": None, "wrong": 0.0, "took": 1.0}
     seen = {"import": {**inside, "gpus": 0, "cuda": False, "took": 2.0}, "kernel": kernel}
+    seen["libraries"] = {"mapped": [], "not_found": {}, "took": 0.5}
     (tmp_path / "probe.json").write_text(json.dumps(seen))
     measured = check.measured(job)
-    assert measured.number("startup_seconds") == 3.0
+    assert measured.number("startup_seconds") == 3.5
     (fault,) = check.faults(job, measured)
     assert (fault.kind, str(fault)) == (FaultKind.VERSION, "tensorflow is 2.21.0, not 2.20.0")
 
@@ -236,6 +238,21 @@ def test_a_training_that_did_not_go_on_is_a_fault(change, word):
     resume_faults = check_of("learning", "resume_faults")
     found = [*faults_of(measured, LAYOUT, "r1"), *resume_faults(measured)]
     assert any(word in fault.text for fault in found) == bool(word)
+
+
+@pytest.mark.parametrize(
+    ("losses", "word"),
+    [
+        ([2.3, 2.0, 1.0, 0.5], None),
+        ([], "missing"),
+        ([2.3, float("nan")], "finite"),
+        ([1.0, 1.0, 1.0], "fall"),
+        ([0.5, 1.0, 2.0, 3.0], "fall"),
+    ],
+)
+def test_a_training_must_learn(losses, word):
+    fault = losses_fall(losses)
+    assert fault is None if word is None else word in str(fault)
 
 
 def test_the_newest_checkpoint_is_known(tmp_path):

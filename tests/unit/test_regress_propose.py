@@ -26,7 +26,6 @@ from hpcdl.regress.references import (
 from hpcdl.regress.reframe_adapter.settings import reframe_name
 from hpcdl.regress.run_directory import RunDirectory, runs_directory
 from hpcdl.regress.runner import CheckOutcome
-from hpcdl.regress.training import losses_fall
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -274,21 +273,6 @@ def test_a_row_that_hides_another_is_a_fault(tmp_path):
 def test_a_broken_file_is_refused_with_its_place(tmp_path, change):
     text = render_references("set", [ROW]).replace(*change)
     assert "set.yaml" in refused(tmp_path / "set.yaml", text)
-
-
-@pytest.mark.parametrize(
-    ("losses", "word"),
-    [
-        ([2.3, 2.0, 1.0, 0.5], None),
-        ([], "missing"),
-        ([2.3, float("nan")], "finite"),
-        ([1.0, 1.0, 1.0], "fall"),
-        ([0.5, 1.0, 2.0, 3.0], "fall"),
-    ],
-)
-def test_a_training_must_learn(losses, word):
-    fault = losses_fall(losses)
-    assert fault is None if word is None else word in str(fault)
 
 
 @pytest.mark.parametrize("text", ["gpu.a100", "8gpu", "naïve", "a b"])
