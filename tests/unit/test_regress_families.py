@@ -98,7 +98,7 @@ def test_a_rank_out_of_place_is_named(found, word):
 
 def test_a_module_is_judged_as_stack_verify_judges_it(three_generations, tmp_path, monkeypatch):
     check = check_of("environment", "modules")
-    release = SimpleNamespace(id="r1", versions={"tensorflow": "2.20.0"}, prefix=tmp_path)
+    release = SimpleNamespace(id="r1", versions={"tensorflow": "2.20.0"}, prefix=tmp_path, lock=())
     monkeypatch.setitem(check.faults.__globals__, "release_for", lambda *_: release)
     place = lambda: (three_generations, three_generations.partition("p100"))  # noqa: E731
     job = SimpleNamespace(
