@@ -171,6 +171,8 @@ def _accept(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.gate import undo
 
     site = the_site(args)
+    if args.what is None and (args.because or args.by or args.until or args.undo):
+        raise BadInput("no finding is named", hint="`hpcdl check gate --all` lists them by id")
     if args.what is None:
         return _list(site, args)
     return _write(site, args, undo(site, args.what) if args.undo else _accepted(site, args))

@@ -178,6 +178,13 @@ class Parser(argparse.ArgumentParser):
             )
         elif kind := re.search(": invalid (int|float) value: ", message):
             hint = f"it is {command_hint('any', kind[1])}"
+        elif switch := re.match("argument (-[^:]*): ignored explicit argument", message):
+            message, hint = (
+                f"{switch[1].split('/')[-1]} takes no value",
+                "leave '=' and the rest out",
+            )
+        elif wrong := re.match("argument (-[^:]*): '.*' is not a", message):
+            hint = f"write {self.prog} ... {self._typed(wrong[1])}"
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
 
@@ -222,7 +229,8 @@ class Parser(argparse.ArgumentParser):
             return f"name a site file behind its option: --site {word}{job}"
         if f"--{word.partition('=')[0]}" in options:
             return f"did you mean '--{word}'?"
-        if hint := command_hint(self._key, re.split("[=<>!]", word)[0], of=True):
+        name = "0" if re.fullmatch(r"[0-9.,]+", word) else re.split("[=<>!]", word)[0]
+        if hint := command_hint(self._key, name, of=True) or command_hint("any", name):
             return str(hint)
         if self.rest.startswith("the program"):
             return f"put the program after two dashes: {self.prog} ... -- {word} ..."
