@@ -77,7 +77,9 @@ class ScalingRequest:
     partition: PredictedNodes
     model: str | None = option("the network, such as resnet50", None, type="string")
     gpus: str | None = option("8, 1,2,4 or 1-64 (all)", None, type="string", metavar="COUNTS")
-    batch: int | None = option("images per GPU and step (64)", None, **whole(1, 65_536))
+    batch: int | None = option(
+        "images per GPU and step (64)", None, flag="--batch-per-rank", **whole(1, 65_536)
+    )
     precision: str | None = option(
         "fp32, tf32, amp, bf16 or fp16 (default: tf32 on A100 and newer, else fp32)",
         None,

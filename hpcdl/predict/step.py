@@ -73,7 +73,9 @@ class ModelSplit:
     tensor: int = _parts("tensor parallelism: GPUs that share every block", "tensor")
     stages: int = _parts("stages of a pipeline that hold some blocks each", "stages")
     interleave: int = _parts("virtual stages of a pipeline per GPU", "interleave")
-    micro_batches: int = _parts("micro-batches, each of --batch; 4 per stage", "micro-batches")
+    micro_batches: int = _parts(
+        "micro-batches, each of --batch-per-rank; 4 per stage", "micro-batches"
+    )
     sequence: bool = option("share layer norms and dropout, too", False, flag="sequence", **SWITCH)
     zero: int = option("ZeRO: 1, 2, or 3 as FSDP", 0, flag="zero", **whole(0, 3))
     checkpointing: str = option(

@@ -260,7 +260,7 @@ ODD = [
     picture(300, 8),
 ]
 BAD = [b"", b"hello", b"\xff\xd8\xff" + bytes(99), picture(90, 90)[:500]]
-BENCH = ("bench", "set", "--seconds=0.2", "--batch=8")
+BENCH = ("bench", "set", "--seconds=0.2", "--batch-per-rank=8")
 
 
 def folder_of(runs, images, label=1):

@@ -128,7 +128,7 @@ def _bench(args: argparse.Namespace) -> ExitCode:
     threads = _tensorflow()
     from hpcdl.train.data.pipeline import bench
 
-    result = bench(dataset, args.batch, args.seconds, threads)
+    result = bench(dataset, args.batch_per_rank, args.seconds, threads)
     template = (
         "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
         "{cores_used:.2f} of {threads} cores used"

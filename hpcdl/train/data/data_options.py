@@ -58,7 +58,7 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
 
 def _bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
-    _add(parser, "--batch", 64, "images per batch (default 64)")
+    _add(parser, "--batch-per-rank", 64, "images per step (default 64)")
     _add(parser, "--seconds", 8.0, "how long to measure (default 8)", seconds, "S")
 
 

@@ -354,7 +354,7 @@ def bench(dataset: Dataset, batch: int, seconds: float, threads: int) -> dict[st
         marks, used = _timed(iter(source.steps(0, 1 << 30)), seconds)
     except (tf.errors.ResourceExhaustedError, MemoryError) as fault:
         message = f"there is no memory for batches of {batch} images of {_CROP} x {_CROP} pixels"
-        raise MissingPrerequisite(message, hint="a smaller --batch") from fault
+        raise MissingPrerequisite(message, hint="a smaller --batch-per-rank") from fault
     except (tf.errors.OpError, UnicodeDecodeError) as fault:
         raise unreadable(fault) from fault
     images, elapsed = batch * (len(marks) - 1), marks[-1]
