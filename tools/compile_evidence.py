@@ -1,9 +1,10 @@
 """Compiles kernels on TensorFlow's own GPU headers: `python -m tools.compile_evidence STACK ...`.
 
 STACK is an environment with TensorFlow's wheel for GPUs, such as PREFIX/releases/ID/stack. Each
-tools/gpu_kernels/*.cu.cc is compiled by clang with NVIDIA's wheels for the GPUs that are named,
-linked as an operation, and loaded by STACK's Python; its machine code must be that of the GPUs and
-no other. No GPU is needed, and nothing is computed on one.
+tools/gpu_kernels/*.cu.cc is compiled by clang with NVIDIA's wheels, or by an nvcc with the CUDA
+around it (`--nvcc`), for the GPUs that are named, linked as an operation, and loaded by STACK's
+Python; its machine code must be that of the GPUs and no other. No GPU is needed, and nothing is
+computed on one.
 
 What came out is one row of hpcdl/facts/gpu_kernels.yaml (`--write`), the compiler's first error
 included: `hpcdl stack resolve` shows it. A kernel takes about a minute.
@@ -33,7 +34,8 @@ from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import write_atomic
 
 KERNELS = Path(__file__).with_name("gpu_kernels")
-_FLAGS = ("-DGOOGLE_CUDA=1", "-DNDEBUG", "-DEIGEN_MAX_ALIGN_BYTES=64", "-ferror-limit=1", "-w")
+_FLAGS = ("-DGOOGLE_CUDA=1", "-DNDEBUG", "-DEIGEN_MAX_ALIGN_BYTES=64", "-w")
+_NVCC_FLAGS = "-std=c++17 -O3 --expt-relaxed-constexpr --extended-lambda -Xcompiler -fPIC"
 _ERROR = re.compile(r"^.*\b(?:error|fatal|undefined (?:symbol|reference))\b.*$", re.M)
 _SAME = ("when", "compiler", "cuda")
 _LOAD = """
@@ -54,7 +56,8 @@ print("LOADED", json.dumps(faults))
 class Setting:
     """The compilers, the tree of a CUDA release, the TensorFlow, and the GPUs as digits."""
 
-    clang: horovod.Tool
+    compiler: horovod.Tool
+    kind: str
     gxx: str
     tree: Path
     packages: Path
@@ -72,10 +75,10 @@ class Setting:
         place = self.scratch / source.name.partition(".")[0]
         include = self.packages / "tensorflow" / "include"
         argv = [
-            *horovod.compile_argv(self.clang.path, self.tree, Path(self.gxx), self.codes, "c++17"),
+            *self.argv(),
             *_FLAGS,
-            *(f"-isystem{folder}" for folder in (include, self.scratch)),
-            *("-x", "cuda", "-c", str(source), "-o", f"{place}.o"),
+            *(word for folder in (include, self.scratch) for word in ("-isystem", str(folder))),
+            *("-x", "cu" if self.kind == "nvcc" else "cuda", "-c", str(source), "-o", f"{place}.o"),
         ]
         link = [
             *(self.gxx, "-shared", f"{place}.o", "-o", f"{place}.so"),
@@ -84,6 +87,14 @@ class Setting:
             f"-Wl,-rpath,{self.tree / 'lib64'}",
         ]
         return _first_error(argv) or _first_error(link)
+
+    def argv(self) -> list[str]:
+        """The compiler, for exactly these GPUs."""
+        if self.kind == "clang":
+            where = (self.compiler.path, self.tree, Path(self.gxx), self.codes, "c++17")
+            return [*horovod.compile_argv(*where), "-ferror-limit=1"]
+        codes = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in self.codes]
+        return [str(self.compiler.path), "-ccbin", self.gxx, *_NVCC_FLAGS.split(), *codes]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -113,6 +124,8 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("stack", type=Path, help="an environment with TensorFlow for GPUs")
     parser.add_argument("--cuda", required=True, help="CUDA release of the wheels: 12.9.1")
     parser.add_argument("--gpu", required=True, nargs="+", help="compute capabilities: 6.0 7.0")
+    parser.add_argument("--nvcc", type=Path, help="compile by this nvcc, with the CUDA around it")
+    parser.add_argument("--gxx", default="g++", help="the compiler of the host's part")
     parser.add_argument("--kernels", nargs="+", help="only these; all by default")
     parser.add_argument(
         "-w",
@@ -127,17 +140,21 @@ def _options() -> argparse.ArgumentParser:
 
 def _setting(options: argparse.Namespace, scratch: Path) -> Setting:
     refused: list[str] = []
-    clangs = horovod.fitting(horovod.clangs(), "clang", options.gpu, options.cuda, refused)
-    clang = next(clangs, None)
-    if clang is None:
-        raise MissingPrerequisite("no clang here compiles for these GPUs", details=refused)
-    tree = horovod.cuda_tree(options.cuda, running_interpreter(), print)
+    kind = "nvcc" if options.nvcc else "clang"
+    paths = [options.nvcc] if options.nvcc else horovod.clangs()
+    compiler = next(horovod.fitting(paths, kind, options.gpu, options.cuda, refused), None)
+    if compiler is None:
+        raise MissingPrerequisite(f"no {kind} here compiles for these GPUs", details=refused)
+    if options.nvcc:
+        tree = options.nvcc.resolve().parents[1]
+    else:
+        tree = horovod.cuda_tree(options.cuda, running_interpreter(), print)
     # TensorFlow's headers look for CUDA's below third_party.
     (scratch / "third_party" / "gpus" / "cuda").mkdir(parents=True)
     (scratch / "third_party" / "gpus" / "cuda" / "include").symlink_to(tree / "include")
     packages = next(options.stack.absolute().glob("lib/python3*/site-packages"))
     codes = tuple(one.replace(".", "") for one in options.gpu)
-    return Setting(clang, "g++", tree, packages, codes, scratch)
+    return Setting(compiler, kind, options.gxx, tree, packages, codes, scratch)
 
 
 def _first_error(argv: Sequence[str]) -> str:
@@ -173,7 +190,7 @@ def _row(setting: Setting, cuda: str, faults: Mapping[str, str]) -> dict[str, An
     gpus = [f"{code[:-1]}.{code[-1]}" for code in setting.codes]
     return {
         "when": {"tensorflow": setting.tensorflow, "gpu": ",".join(gpus)},
-        "compiler": f"clang {setting.clang.version}",
+        "compiler": f"{setting.kind} {setting.compiler.version}",
         "cuda": cuda,
         **_results(faults),
         "cpu_seconds": round(used.ru_utime + used.ru_stime),
@@ -202,7 +219,7 @@ def _write(row: Mapping[str, Any], path: Path) -> None:
     results = _results(faults)
     note = (
         f"custom GPU operations compile on TensorFlow's headers: {len(results['compiled'])} of "
-        f"{len(faults)} kernels by {row['compiler']} and the wheels of CUDA {row['cuda']}"
+        f"{len(faults)} kernels by {row['compiler']} and CUDA {row['cuda']}"
     )
     seconds = sum(one["cpu_seconds"] for one in (*same, row))
     new = {**row, **results, "cpu_seconds": seconds, "note": note}

@@ -223,7 +223,7 @@ def test_the_guard_names_the_missing_driver_in_a_job(built):
 def test_without_horovod_it_is_built_without_any_compiler_and_loads(built):
     built.root.run("bash", "-c", NO_COMPILERS)
     text = (built.root.directory / "etc" / "site.yaml").read_text()
-    plain = text.replace("backend: wheels", "backend: wheels, horovod: false")
+    plain = text.replace("backend: wheels", "backend: wheels, horovod: none")
     (built.root.directory / "etc" / "plain.yaml").write_text(plain)
     build = ("stack", "build", "--site", "/etc/plain.yaml", "--json")
     made = json.loads(built.root.hpcdl(*build, PATH="/tmp/plain").stdout)

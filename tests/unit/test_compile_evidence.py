@@ -43,13 +43,23 @@ def environment(folder, tensorflow="2.21.0"):
     return folder / "stack"
 
 
-def test_what_a_compiler_refuses_is_the_row_s_first_error(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("says", "language", "compiler"),
+    [
+        ("clang version 19.1.7", "cuda", "clang 19.1.7"),
+        ("Cuda compilation tools, release 12.4, V12.4.131", "cu", "nvcc 12.4.131"),
+    ],
+)
+def test_what_a_compiler_refuses_is_the_row_s_first_error(
+    tmp_path, monkeypatch, capsys, says, language, compiler
+):
     """The compiler is a script that gives up as clang does; g++ is the machine's."""
-    clang = tmp_path / "clang++"
+    clang = tmp_path / "bin" / "compiler"
+    clang.parent.mkdir()
     program(clang, "")
     clang.write_text(
-        "#!/bin/sh\n[ \"$1\" = --version ] && echo 'clang version 19.1.7' && exit\n"
-        "case \"$*\" in *'-x cuda -c'*) ;; *) exit 1;; esac\n"  # .cc is C++ to clang
+        f"#!/bin/sh\n[ \"$1\" = --version ] && echo '{says}' && exit\n"
+        f"case \"$*\" in *'-x {language} -c'*) ;; *) exit 1;; esac\n"  # .cc is C++ to clang
         "echo '/wheels/tensorflow/a.h:12:3: error: no such thing' >&2; exit 1\n"
     )
     table = tmp_path / "gpu_kernels.yaml"
@@ -67,8 +77,8 @@ def test_what_a_compiler_refuses_is_the_row_s_first_error(tmp_path, monkeypatch,
         "7.0",
         "--kernels",
         "scan",
-        "-w",
-        str(table),
+        *("-w", str(table)),
+        *(("--nvcc", str(clang)) if compiler.startswith("nvcc") else ()),
     ]
     for kernel in ("half", "scan", "scan"):  # the third takes the place of the second
         argv[argv.index("--kernels") + 1] = kernel
@@ -79,5 +89,5 @@ def test_what_a_compiler_refuses_is_the_row_s_first_error(tmp_path, monkeypatch,
     assert kept == old
     assert row["when"] == {"tensorflow": "2.21.0", "gpu": "6.0,7.0"}
     assert row["failed"] == dict.fromkeys(("half", "scan"), "a.h:12:3: error: no such thing")
-    assert (row["compiled"], row["compiler"]) == ([], "clang 19.1.7")
+    assert (row["compiled"], row["compiler"]) == ([], compiler)
     assert "0 of 2 kernels" in row["note"]

@@ -88,7 +88,7 @@ def test_an_nvcc_that_does_not_fit_is_refused_by_its_rule(empty_machine, version
     told = "\n".join(caught.value.details)
     assert words in told
     assert version in told
-    assert "`horovod: false`" in caught.value.hint
+    assert "`horovod: none`" in caught.value.hint
     assert caught.value.exit_code == ExitCode.MISSING_PREREQUISITE
 
 
