@@ -157,7 +157,7 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
 
 
 def _check_fits(site: Site, partition: Partition, layout: Layout, memory: int) -> None:
-    """Raise BadInput for the first thing that the nodes cannot give, with what they can."""
+    """Raise BadInput for all that the nodes cannot give, with what they can."""
     tasks, cpus, gpus = layout.tasks_per_node, layout.cpus_per_task, layout.gpus_per_node
     kind = (partition.gpu.gres_type or "") if partition.gpu else ""
     request = ResourceRequest(
@@ -187,9 +187,16 @@ def _check_fits(site: Site, partition: Partition, layout: Layout, memory: int) -
         ),
         "memory_mb": (f"{memory:,}", f"ask for at most --mem {most}M"),
     }
-    for misfit in misfits(request, limits_of(partition)):
-        what, hint = asked[misfit.fields[0]]
-        raise BadInput(f"{misfit.why}, not {what}", hint=hint)
+    found = {misfit.fields[0]: misfit.why for misfit in misfits(request, limits_of(partition))}
+    if "gpus_per_node" in found:  # a rank's CPUs follow from its GPU
+        found.pop("cpus_per_task", None)
+    refused = [(f"{why}, not {asked[field][0]}", asked[field][1]) for field, why in found.items()]
+    if len(refused) == 1:
+        raise BadInput(refused[0][0], hint=refused[0][1])
+    if refused:
+        details = ["; ".join(filter(None, pair)) for pair in refused]
+        message, hint = f"the job does not fit '{partition.name}'", "correct all of these"
+        raise BadInput(message, details=details, hint=hint)
 
 
 def _more_nodes(site: Site, partition: Partition, layout: Layout) -> str:
