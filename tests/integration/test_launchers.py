@@ -216,29 +216,12 @@ rule call:
 def test_a_workflow_of_snakemake(slurm, tmp_path):
     python = python_with("snakemake_executor_plugin_slurm", "its name with dashes, from PyPI")
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
-    slurm(
-        python,
-        "-m",
-        "snakemake",
-        "--executor",
-        "slurm",
-        "--jobs",
-        "2",
-        "--slurm-status-command",
-        "squeue",
-        "--slurm-init-seconds-before-status-checks",
-        "2",
-        "--seconds-between-status-checks",
-        "2",
-        "--latency-wait",
-        "30",
-        "--default-resources",
-        "slurm_partition=cpu",
-        "slurm_account=none",
-        "mem_mb=200",
-        "runtime=5",
-        timeout=280,
+    options = (
+        "--executor slurm --jobs 2 --latency-wait 30 --slurm-status-command squeue "
+        "--slurm-init-seconds-before-status-checks 2 --seconds-between-status-checks 2 "
+        "--default-resources slurm_partition=cpu slurm_account=none mem_mb=200 runtime=5"
     )
+    slurm(python, "-m", "snakemake", *options.split(), timeout=280)
     samples = [line.split() for line in (tmp_path / "all.txt").read_text().splitlines()]
     assert [name for name, _ in samples] == ["A", "B"]
     assert len({job for _, job in samples}) == 2

@@ -57,17 +57,8 @@ def test_a_chain_ends_with_a_job_that_failed(slurm, tmp_path):
 
 def test_a_reservation_is_run_in(slurm, tmp_path):
     name = f"r{tmp_path.name[-6:]}".replace("_", "")
-    slurm(
-        "scontrol",
-        "create",
-        "reservation",
-        f"reservationname={name}",
-        "starttime=now",
-        "duration=10",
-        "users=root",
-        "nodes=cpu-01",
-        "flags=ignore_jobs",
-    )
+    asked = f"reservationname={name} starttime=now duration=10 users=root nodes=cpu-01"
+    slurm("scontrol", "create", "reservation", *asked.split(), "flags=ignore_jobs")
     try:
         assert (
             "cpu-01" in slurm.run(*CPU, "--sbatch", f"reservation={name}", "--", "hostname")["text"]

@@ -78,21 +78,8 @@ def test_a_container_sees_the_directories_of_program_data_and_job(slurm, here, i
         "echo kept >kept; ls /usr 2>&1 | head -1\n"
     )
     (here / "image").symlink_to(image)
-    words = (
-        "--nodes",
-        "2",
-        "--gpus-per-node",
-        "1",
-        "--container",
-        "image",
-        "--data",
-        here / "data",
-        "--job-dir",
-        here / "job",
-        "--",
-        "sh",
-        "run.sh",
-    )
+    places = ("--data", here / "data", "--job-dir", here / "job")
+    words = ("--nodes=2", "--gpus-per-node=1", "--container=image", *places, "--", "sh", "run.sh")
     ended = slurm.run(*words)
     text = ended["text"]
     assert ended["state"] == "COMPLETED", text
@@ -125,25 +112,9 @@ def test_ranks_exchange_long_messages_from_container_to_container(slurm, here, i
     run = f"{shutil.which('ch-run')} --bind=/usr --bind=/lib --bind=/lib64"
     (here / "ch-run").write_text(f'#!/bin/sh\nexec {run} "$@"\n')
     (here / "ch-run").chmod(0o755)
-    words = (
-        "--nodes",
-        "2",
-        "--gpus-per-node",
-        "2",
-        "--container",
-        image,
-        "--launcher",
-        "mpi",
-        "--env",
-        f"PATH={here}:/usr/bin:/bin",
-        "--job-dir",
-        here / "job",
-        "--time",
-        "2",
-        "--",
-        "python3",
-        "sum.py",
-    )
+    path = f"PATH={here}:/usr/bin:/bin"
+    words = ("--nodes=2", "--gpus-per-node=2", "--launcher=mpi", "--time=2", "--container", image)
+    words += ("--env", path, "--job-dir", here / "job", "--", "python3", "sum.py")
     ended = slurm.run(*words)
     assert ended["state"] == "COMPLETED", ended["text"]
     assert ended["text"].count("sum 4.0 4.0") == 4, ended["text"]

@@ -61,16 +61,8 @@ def layout_jobs(machines):
                     continue
                 # Ranks that know nothing of MPI: not each of these Slurms has PMI.
                 launcher = [] if "--launcher" in shape.words else ["--launcher", "torch"]
-                words = [
-                    *shape.words.split(),
-                    *launcher,
-                    "--site",
-                    str(site),
-                    "--",
-                    "sh",
-                    "-c",
-                    PROBE,
-                ]
+                words = [*shape.words.split(), *launcher, "--site", str(site)]
+                words += ["--", "sh", "-c", PROBE]
                 probe[machine.name, form, name] = machine.submit(render(machine, *words))
     return probe
 

@@ -7,16 +7,8 @@ from tests.unit.lint.test_values import TRIED_BY_SLURMCTLD, verdicts
 
 def test_slurmctld_says_what_was_written_down(machine):
     def queue(*options):
-        return machine(
-            "sbatch",
-            "--parsable",
-            "--hold",
-            "--partition=cpu",
-            "--job-name=values",
-            *options,
-            "--wrap=true",
-            timeout=120,
-        )
+        held = "sbatch --parsable --hold --partition=cpu --job-name=values --wrap=true"
+        return machine(*held.split(), *options, timeout=120)
 
     job = queue().stdout.strip()
     wrong = []

@@ -269,17 +269,12 @@ def test_a_directory_that_cannot_be_made_ends_the_job_before_it_wastes_time(tmp_
 
 
 def test_what_another_job_left_does_not_reach_the_step(tmp_path):
-    left = {
-        "SLURM_NTASKS_PER_GPU": "1",
-        "SLURM_MEM_PER_NODE": "3",
-        "SLURM_CPU_BIND": "mask_cpu:0x1",
-        "SBATCH_PARTITION": "x",
-        "SRUN_CPUS_PER_TASK": "7",
-        "SLURM_GPUS_PER_TASK": "1",
-        "SLURM_CPUS_PER_TASK": "4",
-        "SLURM_NTASKS": "8",
-        "SLURM_EXPORT_ENV": "NONE",
-    }
+    left = (
+        "SLURM_NTASKS_PER_GPU=1 SLURM_MEM_PER_NODE=3 SLURM_CPU_BIND=mask_cpu:1 SBATCH_PARTITION=x "
+        "SRUN_CPUS_PER_TASK=7 SLURM_GPUS_PER_TASK=1 SLURM_CPUS_PER_TASK=4 SLURM_NTASKS=8 "
+        "SLURM_EXPORT_ENV=NONE"
+    )
+    left = dict(pair.split("=") for pair in left.split())
     seen = Job(tmp_path, "env").run(**left)[1].decode()
     found = {line.partition("=")[0] for line in seen.splitlines()}
     assert not found & (left.keys() - {"SLURM_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_EXPORT_ENV"})

@@ -20,27 +20,11 @@ from tests.make.sites import shipped
 
 RIGHT = sorted((Path(__file__).parent / "fixtures" / "right").glob("*.sh"))
 FIXTURES = sorted((Path(__file__).parent / "fixtures").glob("*.sh"))
-RELEASES = (
-    *known_releases(),
-    "20.11.0",
-    "20.11.2",
-    "20.11.3",
-    "21.08.0",
-    "21.08.1",
-    "21.08.5",
-    "21.08.6",
-    "23.11.3",
-    "23.11.4",
-    "24.05.1",
-    "24.05.2",
-    "24.11.0",
-    "24.11.1",
-    "25.05.0",
-    "25.05.1",
-    "25.05.2",
-    "25.05.3",
-    "25.05.4",
+_EDGES = (
+    "20.11.0 20.11.2 20.11.3 21.08.0 21.08.1 21.08.5 21.08.6 23.11.3 23.11.4 24.05.1 24.05.2 "
+    "24.11.0 24.11.1 25.05.0 25.05.1 25.05.2 25.05.3 25.05.4"
 )
+RELEASES = (*known_releases(), *_EDGES.split())
 WAIVERS = {one.id for one in all_rules() if one.id.startswith("waiver-")}
 _MARK = re.compile(r"([a-z][a-z0-9-]+)(?:(<|>=)([0-9.]+))?$")
 
