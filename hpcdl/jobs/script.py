@@ -435,5 +435,8 @@ def _check(name: str, value: str | None) -> None:
         raise BadInput(message, hint=f"write --sbatch {one_of(sorted(whole)[:4])}")
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise BadInput(f"--sbatch {name!r} is no option", hint="write --sbatch NAME=VALUE")
+    # sbatch would take the next line of the script for the value: `--comment` ate `--nodes=1`.
+    if value is None and name in known and known[name].argument == "required":
+        raise BadInput(f"--sbatch {name} has no value", hint=f"write --sbatch {name}=VALUE")
     if value and not value.isprintable():
         raise BadInput(f"the value of --sbatch {name} has characters that no directive can hold")

@@ -169,6 +169,7 @@ def test_options_become_directives_that_sbatch_reads_as_they_were_meant(asked, d
         (["-w n1"], "takes long names of options, not '-w n1'", "nodelist"),
         (["begin =now"], "'begin ' is no option", "write --sbatch NAME=VALUE"),
         (["hold", "hold=1"], "given twice", "give one"),
+        (["comment"], "comment has no value", "write --sbatch comment=VALUE"),
         (["comment=a\nb"], "no directive can hold", ""),
     ],
 )
