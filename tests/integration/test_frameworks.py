@@ -60,16 +60,8 @@ def trained(folder, framework, *options):
         if framework == "jax":
             argv = ["-c", JAX, str(rank), f"127.0.0.1:{port}", *argv]
             env["PYTHONPATH"] = str(PROGRAMS)
-        started.append(
-            subprocess.Popen(
-                [python, *argv],
-                env=env,
-                cwd=folder,
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-            )
-        )
+        piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        started.append(subprocess.Popen([python, *argv], env=env, cwd=folder, **piped))
     outs = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], outs
     return json.loads((folder / "result.json").read_text())
@@ -125,19 +117,8 @@ def test_batches_are_those_of_hpcdl_train_in_its_order(harness, monkeypatch, ran
 
 def test_without_the_framework_a_program_says_so(tmp_path):
     for name, said in (("torch", "PyTorch"), ("jax", "JAX"), ("mxnet", "MXNet")):
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-P",
-                "-c",
-                f"import sys; sys.path.insert(0, "
-                f"{str(PROGRAMS)!r}); sys.modules.update({name}=None); "
-                f"import {name}_networks",
-            ],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            check=False,
-        )
+        path = f"import sys; sys.path.insert(0, {str(PROGRAMS)!r}); sys.modules.update({name}=None)"
+        argv = [sys.executable, "-P", "-c", f"{path}; import {name}_networks"]
+        done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert done.returncode == 1
         assert f"error: {said} is not installed for {sys.executable}" in done.stderr

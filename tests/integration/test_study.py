@@ -6,13 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from hpcdl.workflows.study.declared import load_study, shipped
-from tests.integration.conftest import HPCDL, Shell
+from tests.integration.conftest import HPCDL
 from tests.integration.test_launchers import python_with
 from tests.make.sites import embedded_file
 from tests.waiting import wait_for
@@ -149,14 +148,15 @@ def jobs_in(manifest):
 # The main job, whole: site file, published module, script, real Slurm, training, result.
 
 
-@dataclass
 class Jobs:
-    shell: Shell
-    site: tuple[str, str]
+    def __init__(self, shell, site):
+        self.shell, self.site = shell, ("--site", str(site))
 
-    def submit(self, *words, train):
+    def submit(self, *words, epochs, more=()):
+        train = f"--model mlp --epochs {epochs} --global-batch 128 --seed 3".split()
         shared = (*self.site, "--json", "--time", "20", "--job-dir", f"job-{time.time_ns()}")
-        return json.loads(self.shell.hpcdl("job", "submit", *shared, *words, "--", *train).stdout)
+        argv = ("job", "submit", *shared, *words, "--", *train, *more)
+        return json.loads(self.shell.hpcdl(*argv).stdout)
 
     def watch(self, answer, timeout=150):
         return self.shell.json("job", "watch", *self.site, str(answer["job_id"]), timeout=timeout)
@@ -169,36 +169,7 @@ class Jobs:
 def jobs(slurm, release, stack_site, tmp_path):
     prefix = ("$HPCDL_HOME/embedded/prefix", stack_site.paths.prefix)
     site = embedded_file(tmp_path, prefix, ("$HPCDL_HOME/embedded/work", tmp_path / "work"))
-    return Jobs(slurm, ("--site", str(site)))
-
-
-def options(digits, epochs):
-    return [
-        "--model",
-        "mlp",
-        "--data",
-        str(digits),
-        "--epochs",
-        str(epochs),
-        "--global-batch",
-        "128",
-        "--seed",
-        "3",
-    ]
-
-
-def test_two_nodes_of_two_ranks_learn_what_one_rank_learns(jobs, digits, release):
-    four = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=options(digits, 20))
-    assert jobs.watch(four)["state"] == "COMPLETED"
-    one = jobs.submit("--gpus", "1", train=options(digits, 20))
-    assert jobs.watch(one)["state"] == "COMPLETED"
-    many, single = jobs.result(four), jobs.result(one)
-    assert many["layout"]["ranks"] == 4
-    assert many["release"]["id"] == release.id if isinstance(many["release"], dict) else True
-    accuracy = many["summary"]["metrics"]["accuracy"]
-    assert accuracy >= 0.95
-    assert accuracy == pytest.approx(single["summary"]["metrics"]["accuracy"], abs=1 / 357 + 1e-9)
-    assert many["summary"]["loss"] == pytest.approx(single["summary"]["loss"], rel=1e-3)
+    return Jobs(slurm, site)
 
 
 def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
@@ -207,8 +178,8 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     The node is back before Slurm missed it.
     """
     # Long enough for the node to be lost in it on a fast machine too, by waiting.
-    train = [*options(digits, 150), "--checkpoint-every", "200", "--delay-ms", "5"]
-    answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", train=train)
+    more = ("--checkpoint-every", "200", "--delay-ms", "5", "--data", str(digits))
+    answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", epochs=150, more=more)
     progress = Path(answer["directory"]) / "progress.json"
     wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
     jobs.shell.hpcdl("cluster", "node", "kill", "p100-02")
@@ -225,12 +196,13 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
 
 
 def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(jobs, digits):
-    first = jobs.submit("--gpus", "1", train=options(digits, 20))
+    data = ("--data", str(digits))
+    first = jobs.submit("--gpus", "1", epochs=20, more=data)
     assert first["expectation"] is None, "nobody has run this network here yet"
     jobs.watch(first)
     measured = jobs.result(first)["summary"]
 
-    second = jobs.submit("--gpus", "1", train=options(digits, 20))
+    second = jobs.submit("--gpus", "1", epochs=20, more=data)
     expected = second["expectation"]
     assert expected["proof"] == "run"
     assert f"job {first['job_id']}" in expected["source"]
@@ -246,7 +218,7 @@ def test_a_run_sets_what_the_next_one_like_it_is_expected_to_reach(jobs, digits)
 
 
 def test_a_job_of_another_release_is_stopped_before_it_trains(jobs, digits):
-    answer = jobs.submit("--gpus", "1", train=options(digits, 1))
+    answer = jobs.submit("--gpus", "1", epochs=1, more=("--data", str(digits)))
     jobs.watch(answer)
     folder = Path(answer["directory"])
     script = (folder / "job.sh").read_text()

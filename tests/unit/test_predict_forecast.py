@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -326,11 +325,6 @@ def test_a_result_that_measured_nothing_is_refused(tmp_path, change):
     path.write_text(change if isinstance(change, str) else json.dumps({**RESULT, **change}))
     with pytest.raises(BadInput, match=r"result\.json"):
         read_result(path)
-
-
-def test_a_result_is_a_file_that_ends(k80):
-    with pytest.raises(BadInput, match="no regular file"):
-        ask(k80, result=Path("/dev/zero"))
 
 
 def test_the_command_starts_from_the_partition_of_the_run(hpcdl, tmp_path):

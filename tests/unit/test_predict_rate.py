@@ -318,39 +318,22 @@ def test_every_row_of_several_gpus_is_compared_or_has_a_reason():
     assert all(unfit.values())
 
 
-@pytest.mark.parametrize(
-    ("update", "form"),
-    [
-        ("tf.distribute", "no_overlap"),
-        ("multi_gpu wrapper, CPU", "no_overlap"),
-        ("ddp", "ddp"),
-        ("replicated (no NCCL)", "parameter_server"),
-        ("replicated", "horovod"),
-        ("horovod", "horovod"),
-    ],
-)
-def test_the_form_of_exchange_is_what_the_row_names(update, form):
-    from dataclasses import replace
-
-    assert form_of(replace(rows()[0], update=update)) == form
+FORMS = {"tf.distribute": "no_overlap", "multi_gpu wrapper, CPU": "no_overlap", "ddp": "ddp"}
+FORMS |= {"replicated (no NCCL)": "parameter_server", "replicated": "horovod"}
+LINKS = {
+    "PCIe, 10 GbE": ("pcie3", "ethernet 10 Gb/s"),
+    "NVLink; 2x EDR InfiniBand": ("nvlink", "infiniband 200 Gb/s"),
+    "NVLink 300 GB/s, RoCE 25Gb/s": ("nvlink", "roce 25 Gb/s"),
+    "AWS, 25 Gb/s": ("nvlink", "cloud 25 Gb/s"),
+    "": ("nvlink", "infiniband 100 Gb/s"),
+}
 
 
-@pytest.mark.parametrize(
-    ("words", "link", "network"),
-    [
-        ("PCIe, 10 GbE", "pcie3", "ethernet 10 Gb/s"),
-        ("NVLink; 2x EDR InfiniBand", "nvlink", "infiniband 200 Gb/s"),
-        ("NVLink 300 GB/s, RoCE 25Gb/s", "nvlink", "roce 25 Gb/s"),
-        ("AWS, 25 Gb/s", "nvlink", "cloud 25 Gb/s"),
-        ("", "nvlink", "infiniband 100 Gb/s"),
-    ],
-)
-def test_an_unknown_host_has_the_links_that_its_row_names(words, link, network):
-    from dataclasses import replace
-
-    row = replace(rows()[0], gpu="V100-SXM2", hardware="a box", interconnect=words, nodes=1)
-    machine = machine_of(row, 4)
-    assert (machine.inside.name, machine.network.name) == (link, network)
+def test_forms_and_links_are_those_that_a_row_names():
+    box = replace(rows()[0], gpu="V100-SXM2", hardware="a box", nodes=1)
+    assert {update: form_of(replace(box, update=update)) for update in FORMS} == FORMS
+    hosts = {words: machine_of(replace(box, interconnect=words), 4) for words in LINKS}
+    assert {words: (one.inside.name, one.network.name) for words, one in hosts.items()} == LINKS
 
 
 def test_language_models_are_as_near_as_the_docs_say():
