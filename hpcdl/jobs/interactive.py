@@ -16,6 +16,7 @@ import os
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from contextlib import contextmanager, suppress
@@ -192,11 +193,17 @@ class Server(NamedTuple):
 def notebook(spec: JobSpec, where: Path) -> JobSpec:
     """The batch job that serves JupyterLab for the directory `where`.
 
-    `spec.program` are further arguments of jupyter-lab.
+    `spec.program` are further arguments of jupyter-lab. BadInput: everybody may write there, as to
+    /tmp. A kernel is `python -m ipykernel_launcher` in that directory, and Python takes the module
+    of that name that somebody has put there.
     """
+    root = spec.chdir or where
+    if root.is_dir() and root.stat().st_mode & stat.S_IWOTH:
+        message = f"everybody may write to {root}, and what is there would run in your kernels"
+        raise BadInput(message, hint="begin in a directory of your own")
     return replace(
         spec,
-        program=("bash", "-c", _SERVER, "jupyter", str(spec.chdir or where), *spec.program),
+        program=("bash", "-c", _SERVER, "jupyter", str(root), *spec.program),
         launcher="single",
         requeues=0,
     )

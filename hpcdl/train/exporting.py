@@ -131,9 +131,34 @@ def _read(recipe: ModelRecipe, path: Path) -> Sequence[Any]:
         require_known_owner(path, path.stat())
         loaded = tf.keras.models.load_model(path, compile=False)
         return [weight.numpy() for weight in loaded.weights]
+    _require_own_arrays(path)
     model = recipe.plain()
     model.load_weights(path)
     return [weight.numpy() for weight in model.weights]
+
+
+def _require_own_arrays(path: Path) -> None:
+    """Raise BadInput where arrays are kept in other files: Keras before 3.13 reads any file so.
+
+    Whoever gives weights away would find a secret file of their user in what is trained from them.
+    """
+    import h5py
+
+    others: list[str] = []
+
+    def of_link(name: bytes, info: Any) -> None:
+        if info.type == h5py.h5l.TYPE_EXTERNAL:
+            others.append(name.decode(errors="replace"))
+
+    def of_array(name: str, one: Any) -> None:
+        if isinstance(one, h5py.Dataset) and (one.external or one.is_virtual):
+            others.append(name)
+
+    with h5py.File(path) as file:
+        file.id.links.visit(of_link, info=True)
+        file.visititems(of_array)
+    if others:
+        raise BadInput(f"{path} keeps '{others[0]}' in another file, which is not read")
 
 
 # ---- predictions on the test set, and areas under ROC curves ----

@@ -167,3 +167,40 @@ def test_a_network_with_bfloat16_variables_is_resumed(runs):
     words = ("--model=half:network", "--checkpoint-every=2", "--optimizer=adam")
     runs.learn(*words, "--steps=2")
     runs.learn(*words, "--steps=4", says="resumed after step 2")
+
+
+ELSEWHERE = """
+import json, sys
+from pathlib import Path
+import h5py
+from hpcdl.system.errors import BadInput
+from hpcdl.train.exporting import _require_own_arrays
+secret, found = sys.argv[1], {}
+virtual = h5py.VirtualLayout((4,), "f4")
+virtual[:] = h5py.VirtualSource(secret, "x", (4,))
+for name, make in {
+    "own": lambda file: file.create_dataset("a/x", (4,), "f4"),
+    "storage": lambda file: file.create_dataset("a/x", (4,), "f4", external=[(secret, 0, 16)]),
+    "link": lambda file: file.__setitem__("a/x", h5py.ExternalLink(secret, "x")),
+    "virtual": lambda file: file.create_virtual_dataset("a/x", virtual),
+}.items():
+    with h5py.File(f"{name}.weights.h5", "w") as file:
+        file.create_group("a")
+        make(file)
+        file["a/again"] = h5py.SoftLink("/a")
+    try:
+        _require_own_arrays(Path(f"{name}.weights.h5"))
+        found[name] = ""
+    except BadInput as fault:
+        found[name] = fault.message
+print(json.dumps(found))
+"""
+
+
+def test_weights_that_lie_in_another_file_are_refused(runs):
+    """Keras before 3.13 reads them: a secret of whoever trains would be in what is exported."""
+    runs.write("secret", "x" * 16)
+    found = runs.script("-c", ELSEWHERE, runs.folder / "secret")
+    assert found.pop("own") == ""
+    for name, said in found.items():
+        assert said == f"{name}.weights.h5 keeps 'a/x' in another file, which is not read"

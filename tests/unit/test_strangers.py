@@ -18,7 +18,7 @@ from hpcdl.cli import main
 from hpcdl.cluster import rootfs
 from hpcdl.jobs import JobSpec, Module, listing
 from hpcdl.jobs import sweep as sweeps
-from hpcdl.jobs.interactive import Shell, run_shell
+from hpcdl.jobs.interactive import Shell, notebook, run_shell
 from hpcdl.jobs.script import _compiled_templates
 from hpcdl.jobs.submission import find, index, release_of, settle, submit
 from hpcdl.jobs.sweep import plan
@@ -35,6 +35,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
 from hpcdl.system.run import CommandFailed
+from hpcdl.workflows.study.report import write_report
 from tests.make.releases import plan_build
 from tests.make.results import result
 from tests.make.sites import small_site, takes_every_job
@@ -286,6 +287,24 @@ def test_no_shell_begins_below_a_directory_of_a_stranger_with_my_name(shared, si
     with pytest.raises(MissingPrerequisite, match="root cannot be trusted: it belongs to nobody"):
         run_shell(Shell(folder, (), (), {"shell.sh": b""}), terminal=False)
     assert not folder.exists()
+
+
+@as_root
+@pytest.mark.parametrize("planted", ["mkdir -m 0777 own; ln -s ../mine own/report", "mkdir own"])
+def test_no_report_of_a_study_is_written_by_way_of_a_stranger_s_directory(shared, planted):
+    """A link in WORK/studies led to files of this user's that were then replaced."""
+    (shared / "mine").mkdir()
+    stranger(planted, shared)
+    with pytest.raises(MissingPrerequisite, match=r"own(/report)? cannot be trusted: it be"):
+        write_report(None, shared / "own/report")
+    assert list((shared / "mine").iterdir()) == []
+
+
+def test_no_jupyterlab_begins_where_everybody_may_write(shared, tmp_path):
+    """Its kernels are `python -m ipykernel_launcher` there: a module of a stranger's ran."""
+    with pytest.raises(BadInput, match=r"everybody may write to .*, and what is there would run"):
+        notebook(JobSpec("p100"), shared)
+    assert notebook(JobSpec("p100"), tmp_path).program[-1] == str(tmp_path)
 
 
 def test_whatever_the_umask_others_write_to_nothing_that_a_command_makes(tmp_path, monkeypatch):

@@ -14,8 +14,9 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.system.chart import Panel, svg
-from hpcdl.system.files import write_atomic, write_json
+from hpcdl.system.files import make_directory, write_atomic, write_json
 from hpcdl.system.text import count_of, markdown_cell
+from hpcdl.system.trust import require_own
 from hpcdl.workflows.study.cells import StudyPlan
 from hpcdl.workflows.study.charts import ResultTable
 from hpcdl.workflows.study.declared import line_of
@@ -81,7 +82,13 @@ def _jobs_text(plan: StudyPlan) -> Iterator[str]:
 
 
 def write_report(results: Results, target: Path) -> dict[str, Path]:
-    """Write report.md, report.json and figure.svg; gives their paths."""
+    """Write report.md, report.json and figure.svg; gives their paths.
+
+    Raises MissingPrerequisite: another user has made the directory, or a link in its place.
+    """
+    make_directory(target)
+    for place in (target.parent, target):
+        require_own(place)
     with line_of(results.plan.study.path):
         parts = list(results.plan.study.report(results))
     panels = [part for part in parts if isinstance(part, Panel)]
