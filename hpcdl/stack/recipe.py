@@ -66,18 +66,8 @@ _SETTING = re.compile(rf"({'|'.join(_SECTIONS)})\.(\S+?)=(.*)")
 _RECORD = "sha256.txt"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("examples", "modulefiles", "reframe_checks", "spack", "templates")
-# The second line is what Spack makes in a directory of spack/environments: links to gigabytes.
-_JUNK = {
-    "__pycache__",
-    ".mypy_cache",
-    ".ruff_cache",
-    ".pytest_cache",
-    ".gitignore",
-    ".spack-env",
-    "view",
-    "._view",
-    "concretize.log",
-}
+# Environments of a checkout are for plain Spack, which makes links to gigabytes in them.
+_JUNK = {"__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".gitignore", "environments"}
 _BUILD_SECONDS = 600
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 

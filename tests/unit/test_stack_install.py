@@ -139,7 +139,7 @@ def test_an_environment_installed_in_a_checkout_is_no_part_of_hpcdl(tmp_path, mo
     (environment / "view" / "lib").symlink_to("/usr/lib")
     monkeypatch.setattr("hpcdl.stack.recipe._PACKAGE", tmp_path / "hpcdl")
     names = [name for name, _ in own_files()]
-    assert names == ["hpcdl/file", "hpcdl/spack/environments/own/spack.yaml"]
+    assert names == ["hpcdl/file"]
 
 
 def test_a_wheel_of_hpcdl_is_named_for_the_very_bytes_in_it(tmp_path, monkeypatch):
