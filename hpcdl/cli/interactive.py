@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import getpass
-import platform
 import sys
 import time
 from dataclasses import replace
@@ -113,6 +111,9 @@ def _wait(job: Submission) -> Server:
 
 
 def _tell(args: argparse.Namespace, job: Submission, server: Server) -> None:
+    import getpass
+    import platform
+
     login = f"{getpass.getuser()}@{args.login or platform.node()}"
     tunnel, url = server.tunnel(login, args.local_port), server.url(args.local_port)
     if args.json:

@@ -9,7 +9,6 @@ from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.gpus import ask_for, groups_for
 from hpcdl.site import Partition, Site
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.run import run
 
 if TYPE_CHECKING:
     from hpcdl.stack.release import Release
@@ -117,6 +116,8 @@ def check_available(site: Site, module: Module) -> None:
 
     Where Lmod is not installed here, only the job itself finds that out.
     """
+    from hpcdl.system.run import run
+
     init = site.paths.lmod_init
     if not module.names or not init.is_file():
         return
