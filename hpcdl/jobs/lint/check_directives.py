@@ -119,7 +119,7 @@ def unexpanded_directives(job: Job) -> Iterator[Hit]:
     if job.options.text("mail-type").upper() not in {"", "NONE"}:
         unread -= {"mail-user"}
     for option in job.options.given:
-        read = option.name not in unread and expects(option, job.release) is None
+        read = option.name not in unread and not wrong_value(option, job.release)
         if read and _UNEXPANDED.search(option.text):
             yield at("directive-variable", option, f"'{option.text[:60]}' is not expanded")
 
@@ -355,30 +355,29 @@ _MEANT_GB = frozenset((*range(1, 65), 96, 128))
 def refused_values(job: Job) -> Iterator[Hit]:
     """Values that are not written as sbatch reads them."""
     for option in job.options.given:
-        expected = expects(option, job.release)
-        if expected is not None:
-            yield at("option-value", option, f"'{option.text[:60]}' is not {expected}")
+        if wrong := wrong_value(option, job.release):
+            yield at("option-value", option, wrong)
     least, most = job.options.minutes_of("time-min"), job.options.minutes
     shortest = job.options.last("time-min")
     if shortest and least and most and least > most:
         yield at("option-value", shortest, "it is more than --time")
 
 
-def expects(option: Option, release: SlurmRelease) -> str | None:
-    """Return the right form of a badly written value; None if the value is right."""
+def wrong_value(option: Option, release: SlurmRelease) -> str:
+    """Return what is wrong with a value, and the right form; '' where nothing is."""
     value, fact = option.value, option.fact
     if fact is None or option.name in {"help", "usage", "version"}:
-        return None
+        return ""
     if value is None:
-        return "there: the option needs a value" if fact.argument == "required" else None
+        return f"--{option.name} needs a value" if fact.argument == "required" else ""
     if fact.argument == "none":
-        return "taken: the option has no value"
+        return f"--{option.name} takes no value"
     for releases, pattern, row in _grammar().get(option.name, ()):
         both = _RANGE.match(value) if row.get("ordered") else None
         ordered = both is None or int(both[1]) <= int(both[2])
         if releases.holds(release) and not (ordered and pattern.fullmatch(value[:2000])):
-            return str(row["expects"])
-    return None
+            return f"'{option.text[:60]}' is not {row['expects']}"
+    return ""
 
 
 @cache

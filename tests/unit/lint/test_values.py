@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hpcdl.jobs.lint.check_directives import expects
+from hpcdl.jobs.lint.check_directives import wrong_value
 from hpcdl.jobs.lint.options import Option, known_options
 from hpcdl.slurm.rules import as_release
 
@@ -29,7 +29,7 @@ def verdicts(tried=TRIED):
 
 def takes(option, value, release):
     known = known_options("sbatch").get(option) or known_options("srun")[option]
-    return expects(Option(option, value, 0, 1, known), release) is None
+    return not wrong_value(Option(option, value, 0, 1, known), release)
 
 
 @pytest.mark.parametrize("release", RELEASES)
