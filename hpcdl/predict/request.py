@@ -241,16 +241,16 @@ class Forecast:
 CountChoice = tuple[Forecast, ScalingPoint]
 
 
-def choose(found: Sequence[Forecast]) -> dict[str, CountChoice | None]:
+def choose(forecasts: Sequence[Forecast]) -> dict[str, CountChoice | None]:
     """The recommended counts of forecasts of one question; None where none meets the limits.
 
     fastest: most images per second. cheapest: least money where all have a price, else fewest
     GPU-hours, of those in time. efficient: the most GPUs whose loss is at most the limit. Counts
     that do not fit into memory, and those beyond the partition, are never chosen.
     """
-    real = [(f, p) for f in found for p in f.points if p.fits and not p.beyond]
-    most = _HOUR * (found[0].request.deadline_hours or math.inf)
-    priced = all(forecast.price is not None for forecast in found)
+    real = [(f, p) for f in forecasts for p in f.points if p.fits and not p.beyond]
+    most = _HOUR * (forecasts[0].request.deadline_hours or math.inf)
+    priced = all(forecast.price is not None for forecast in forecasts)
 
     def spent(choice: CountChoice) -> tuple[float, int]:
         forecast, point = choice

@@ -19,12 +19,12 @@ _LEFT_OUT = {"nodes", "step ms", "speed-up", "tokens/s/GPU", "TFLOP/s/GPU"}
 """Columns that a table of several partitions has no room for."""
 
 
-def forecast_text(found: Sequence[Forecast]) -> str:
+def forecast_text(forecasts: Sequence[Forecast]) -> str:
     """The answer in its first lines, a table of counts, and what it rests on."""
-    several = len(found) > 1
+    several = len(forecasts) > 1
     rows = [
         {"partition": forecast.machine.name, "GPU": forecast.machine.gpu, **_cells(forecast, point)}
-        for forecast in found
+        for forecast in forecasts
         for point in forecast.points
     ]
     hidden = _LEFT_OUT if several else {"partition", "GPU"}
@@ -34,33 +34,33 @@ def forecast_text(found: Sequence[Forecast]) -> str:
         if name not in hidden and any(row.get(name, "-") != "-" for row in rows)
     ]
     counts = table([[row.get(name, "-") for name in header] for row in rows], header)
-    verdict = table([(name, text) for name, _, text in _verdict(found)])
-    grounds = [line for forecast in found for line in _grounds(forecast, several)]
+    verdict = table([(name, text) for name, _, text in _verdict(forecasts)])
+    grounds = [line for forecast in forecasts for line in _grounds(forecast, several)]
     grounds.append("likely: eight of ten published rows were within these bounds (docs/predict.md)")
-    head = [] if several else [_head(found[0]), ""]
+    head = [] if several else [_head(forecasts[0]), ""]
     return "\n".join([verdict, "", *head, counts, "", *grounds])
 
 
-def _verdict(found: Sequence[Forecast]) -> list[tuple[str, Forecast | None, str]]:
+def _verdict(forecasts: Sequence[Forecast]) -> list[tuple[str, Forecast | None, str]]:
     """Each recommended count by its name, with its forecast and a text.
 
     The largest efficient count is left out of a verdict on several partitions.
     """
-    request, chosen = found[0].request, choose(found)
+    request, chosen = forecasts[0].request, choose(forecasts)
     within = f" within {request.deadline_hours:g} h" if request.deadline_hours else ""
     names = {"fastest": "fastest", "cheapest": f"cheapest{within}"}
-    if len(found) > 1:
-        priced = all(forecast.price is not None for forecast in found)
+    if len(forecasts) > 1:
+        priced = all(forecast.price is not None for forecast in forecasts)
         names["cheapest"] = f"cheapest by {'money' if priced else 'GPU-hours'}{within}"
     else:
         names["efficient"] = "largest below 10% loss"
     lines: list[tuple[str, Forecast | None, str]] = []
     for choice, name in names.items():
         if one := chosen[choice]:
-            on = f"{one[0].machine.name}, " if len(found) > 1 else ""
+            on = f"{one[0].machine.name}, " if len(forecasts) > 1 else ""
             lines.append((name, one[0], on + _choice(*one)))
         else:
-            lines.append((name, None, _why_none(found)))
+            lines.append((name, None, _why_none(forecasts)))
     return lines
 
 
@@ -125,10 +125,10 @@ def _hours(seconds: float) -> str:
     return f"{seconds / 60:.1f} min" if seconds < _HOUR else f"{seconds / _HOUR:.2f} h"
 
 
-def _cells(found: Forecast, point: ScalingPoint) -> dict[str, str]:
+def _cells(forecast: Forecast, point: ScalingPoint) -> dict[str, str]:
     """Return the cells of a count of GPUs by column; `-` is unknown."""
-    work, span = found.work, _span(found)
-    cost = found.cost(point)
+    work, span = forecast.work, _span(forecast)
+    cost = forecast.cost(point)
     cells = {
         "GPUs": f"{point.gpus} *" if point.beyond else str(point.gpus),
         "nodes": str(point.step.nodes),
@@ -141,11 +141,11 @@ def _cells(found: Forecast, point: ScalingPoint) -> dict[str, str]:
     if work.plan:
         each = point.images_per_second / point.gpus
         operations = 6 * work.net.macs * each
-        part = operations / found.machine.peak(work.precision)
+        part = operations / forecast.machine.peak(work.precision)
         cells["tokens/s/GPU"] = _rate(each * work.net.height)
         cells["TFLOP/s/GPU"] = f"{operations / 1e12:.0f} ({part:.0%})"
     memory = work.memory_bytes(point.gpus) / GIGA
-    cells["GB/GPU"] = "-" if found.machine.gpu == CPU else f"{memory:.0f}"
+    cells["GB/GPU"] = "-" if forecast.machine.gpu == CPU else f"{memory:.0f}"
     cells["GB/GPU"] += "" if point.fits else " too much"
     return {
         **cells,
@@ -156,59 +156,59 @@ def _cells(found: Forecast, point: ScalingPoint) -> dict[str, str]:
     }
 
 
-def _grounds(found: Forecast, several: bool) -> list[str]:
+def _grounds(forecast: Forecast, several: bool) -> list[str]:
     """What a forecast rests on, each line with its partition where there are several."""
-    base, images, net = found.calibration, found.images, found.work.net
+    base, images, net = forecast.calibration, forecast.images, forecast.work.net
     tokens = f"sequences ({images * net.height:.3g} tokens)"
     lines = [
         f"one GPU: {base.source} [{base.proof}]",
-        *(f"links: {link.describe} [run]" for link in found.request.exchanges),
-        *(f"used: {used}" for used in found.found),
+        *(f"links: {link.describe} [run]" for link in forecast.request.exchanges),
+        *(f"used: {used}" for used in forecast.found),
         f"epoch: {images:,.0f} {tokens if net.shape.hidden else 'images'}",
-        *(f"note: {note}" for note in found.notes),
+        *(f"note: {note}" for note in forecast.notes),
     ]
-    if any(point.beyond for point in found.points):
-        lines.append(f"*: beyond the {found.machine.nodes} nodes of the partition")
-    return [f"{found.machine.name}, {line}" for line in lines] if several else lines
+    if any(point.beyond for point in forecast.points):
+        lines.append(f"*: beyond the {forecast.machine.nodes} nodes of the partition")
+    return [f"{forecast.machine.name}, {line}" for line in lines] if several else lines
 
 
 # ---- JSON ----
 
 
-def forecast_data(found: Sequence[Forecast]) -> dict[str, Any]:
+def forecast_data(forecasts: Sequence[Forecast]) -> dict[str, Any]:
     """A forecast as JSON values; of several partitions, with the verdict."""
-    if len(found) == 1:
-        return _data(found[0])
+    if len(forecasts) == 1:
+        return _data(forecasts[0])
     verdict = {
         name.partition(" ")[0]: one and {"partition": one.machine.name, "says": text}
-        for name, one, text in _verdict(found)
+        for name, one, text in _verdict(forecasts)
     }
-    return {"schema": 1, "verdict": verdict, "partitions": [_data(one) for one in found]}
+    return {"schema": 1, "verdict": verdict, "partitions": [_data(one) for one in forecasts]}
 
 
-def _data(found: Forecast) -> dict[str, Any]:
-    work = found.work
+def _data(forecast: Forecast) -> dict[str, Any]:
+    work = forecast.work
     return {
         "schema": 1,
-        "partition": found.machine.name,
-        "gpu": found.machine.gpu,
+        "partition": forecast.machine.name,
+        "gpu": forecast.machine.gpu,
         "model": work.net.name,
         "batch_per_gpu": work.batch,
         "precision": work.precision,
         "form": work.form,
         "plan": work.plan and asdict(work.plan),
-        "images_per_epoch": found.images,
-        "epochs": found.request.epochs,
-        "calibration": asdict(found.calibration),
-        "links": [link.describe for link in found.request.exchanges],
-        "used": list(found.found),
-        "notes": list(found.notes),
-        "points": [_point_data(found, point) for point in found.points],
-        "choices": {name: one and one[1].gpus for name, one in choose([found]).items()},
+        "images_per_epoch": forecast.images,
+        "epochs": forecast.request.epochs,
+        "calibration": asdict(forecast.calibration),
+        "links": [link.describe for link in forecast.request.exchanges],
+        "used": list(forecast.found),
+        "notes": list(forecast.notes),
+        "points": [_point_data(forecast, point) for point in forecast.points],
+        "choices": {name: one and one[1].gpus for name, one in choose([forecast]).items()},
     }
 
 
-def _point_data(found: Forecast, point: ScalingPoint) -> dict[str, Any]:
+def _point_data(forecast: Forecast, point: ScalingPoint) -> dict[str, Any]:
     step = point.step
     return {
         "gpus": step.gpus,
@@ -216,18 +216,18 @@ def _point_data(found: Forecast, point: ScalingPoint) -> dict[str, Any]:
         "step_seconds": step.seconds,
         "parts_seconds": {"compute": step.compute, **step.losses},
         **{name: value for name, value in point._asdict().items() if name != "step"},
-        "memory_gb": found.work.memory_bytes(step.gpus) / GIGA,
+        "memory_gb": forecast.work.memory_bytes(step.gpus) / GIGA,
         "speedup": point.speedup,
         "gpu_hours": point.gpu_hours,
         "limit": step.limit,
-        "cost": found.cost(point),
+        "cost": forecast.cost(point),
     }
 
 
 # ---- figure ----
 
 
-def write_plot(found: Sequence[Forecast], path: Path) -> None:
+def write_plot(forecasts: Sequence[Forecast], path: Path) -> None:
     """Write the rate over GPUs as SVG."""
     from hpcdl.system.chart import Curve, Panel, svg
 
@@ -242,9 +242,9 @@ def write_plot(found: Sequence[Forecast], path: Path) -> None:
             [point.low for point in one.points],
             [point.high for point in one.points],
         )
-        for number, one in enumerate(found)
+        for number, one in enumerate(forecasts)
     ]
-    work, source = found[0].work, found[0].calibration.source
+    work, source = forecasts[0].work, forecasts[0].calibration.source
     title = f"{work.net.name}, {_how(work)}"
     panel = Panel(title, "GPUs", _unit(work), curves, log_x=2, log_y=10)
     write_atomic(path, svg([panel], f"Bars: eight of ten lie within them. One GPU: {source}"))

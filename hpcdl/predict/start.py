@@ -127,24 +127,24 @@ def _sound(path: Path) -> dict[str, Any]:
     return record.values
 
 
-def same_machine(found: MeasuredRun, machine: Machine) -> None:
+def same_machine(run: MeasuredRun, machine: Machine) -> None:
     """A run of another machine says nothing of this one: a `BadInput`."""
-    if found.partition and found.partition != machine.name:
+    if run.partition and run.partition != machine.name:
         raise BadInput(
-            f"{found.origin} measured the partition '{found.partition}', not '{machine.name}'",
+            f"{run.origin} measured the partition '{run.partition}', not '{machine.name}'",
             hint="leave --partition out, or calibrate by a run of that partition",
         )
     # A run on the very partition is of its GPUs where it used none: emulated ones are none.
-    gpu = model_of_type(found.gpu) or found.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ")
-    if not (gpu or found.partition) and found.on_cpu:
+    gpu = model_of_type(run.gpu) or run.gpu.removeprefix("NVIDIA ").removeprefix("Tesla ")
+    if not (gpu or run.partition) and run.on_cpu:
         gpu = CPU
     names: tuple[str, ...] = (gpu, machine.gpu)
     # Within a partition drivers do not always tell the cards of a kind apart.
-    if found.partition or "-" not in gpu:
+    if run.partition or "-" not in gpu:
         names = tuple(name.replace("-", " ").partition(" ")[0] for name in names)
     if gpu and names[0] != names[1]:
         raise BadInput(
-            f"{found.origin} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
+            f"{run.origin} measured on {gpu}, but '{machine.name}' is of {machine.gpu}",
             hint="calibrate by a run of that partition",
         )
 
@@ -217,13 +217,13 @@ def bus_rate(rates: Iterable[tuple[int, float]]) -> float | None:
     return (large - small) / (long - short) if long > short else None
 
 
-def with_exchange(machine: Machine, found: Exchange) -> Machine:
+def with_exchange(machine: Machine, exchange: Exchange) -> Machine:
     """The machine with the link that a check measured."""
-    if found.nodes == 1:
-        return replace(machine, inside=measured(machine.inside, found.rate))
+    if exchange.nodes == 1:
+        return replace(machine, inside=measured(machine.inside, exchange.rate))
     # A ring between nodes passes within them, too, so those links are no slower.
-    inside = machine.inside._replace(bandwidth=max(machine.inside.bandwidth, found.rate))
-    return replace(machine, inside=inside, network=measured(machine.network, found.rate))
+    inside = machine.inside._replace(bandwidth=max(machine.inside.bandwidth, exchange.rate))
+    return replace(machine, inside=inside, network=measured(machine.network, exchange.rate))
 
 
 # ---- one GPU's step ----

@@ -343,16 +343,16 @@ def _looked(state: _State, night: int) -> bool:
     return True
 
 
-def evidence_now(found: Found, nights: Nightly) -> float:
+def evidence_now(change: Found, nights: Nightly) -> float:
     """How strongly all nights since its onset still speak for a change, as a normal deviate.
 
     They are compared with the level that the change ended, and no night before that level: nights
     before an earlier rise once made every later drop look small, and no gate closed for weeks.
     """
-    first = max(found.old_start, found.began - LEVEL_NIGHTS)
-    window = _Window.of(found.noise, nights.values[first:])
-    since = window.strength(found.began - first) if found.began > first else 0.0
-    return max(since, _as_one_of_many(found.looked))
+    first = max(change.old_start, change.began - LEVEL_NIGHTS)
+    window = _Window.of(change.noise, nights.values[first:])
+    since = window.strength(change.began - first) if change.began > first else 0.0
+    return max(since, _as_one_of_many(change.looked))
 
 
 def _as_one_of_many(strength: float) -> float:
@@ -361,23 +361,23 @@ def _as_one_of_many(strength: float) -> float:
     return -_NORMAL.inv_cdf(max(rare, 1e-300)) if strength > 0 else 0.0
 
 
-def onset(found: Found, nights: Nightly) -> tuple[int, Sequence[int]]:
+def onset(change: Found, nights: Nightly) -> tuple[int, Sequence[int]]:
     """When a change began, by the likelihood of the nights around under the levels beside it.
 
     The most likely first night, and those that are clear: they speak for the new level by
     themselves, and the ones before them for the old one. Only what changed on such a night can be
     blamed.
     """
-    values, noise = nights.values, found.noise
-    since = values[found.began : min(found.ended or len(values), found.began + MIN_NIGHTS)]
+    values, noise = nights.values, change.noise
+    since = values[change.began : min(change.ended or len(values), change.began + MIN_NIGHTS)]
     spread = noise.spread * math.sqrt(noise.variance)
     after = median(since) if len(since) > 2 else sum(since) / len(since)
-    first = max(1, found.began - MIN_NIGHTS // 2)
-    last = min(len(values), max(found.seen, found.began + 1))
+    first = max(1, change.began - MIN_NIGHTS // 2)
+    last = min(len(values), max(change.seen, change.began + 1))
     most = caps(len(noise.ranks))[0]
 
     def gain(night: int) -> float:
-        old, new = ((values[night] - level) / spread for level in (found.before, after))
+        old, new = ((values[night] - level) / spread for level in (change.before, after))
         return (min(most, abs(old)) ** 2 - min(most, abs(new)) ** 2) / 2
 
     costs = {first: 0.0}

@@ -232,17 +232,17 @@ def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
     return effects
 
 
-def _change(found: Found, runs: Runs, enough: float) -> Change:
-    evidence = law.evidence_now(found, runs.nights)
-    now = runs.plain[found.level_start :][-_NOW_NIGHTS:]
-    began, clear = law.onset(found, runs.nights)
+def _change(change: Found, runs: Runs, enough: float) -> Change:
+    evidence = law.evidence_now(change, runs.nights)
+    now = runs.plain[change.level_start :][-_NOW_NIGHTS:]
+    began, clear = law.onset(change, runs.nights)
     # Noise may move an onset: where something changed on a night that is clear, it began then.
     # What came a night before or after is not blamed.
     changed = {night: _changed(runs.each, night) for night in clear if night > 0}
     began, suspects = next(((n, what) for n, what in changed.items() if what), (began, ()))
     return Change(
         began=runs.dates[began],
-        before=found.before,
+        before=change.before,
         after=sum(now) / len(now) if len(now) < 3 else level_of(now)[0],
         evidence=round(min(evidence, 99.0), 2),
         sure=evidence >= enough,

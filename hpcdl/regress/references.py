@@ -127,15 +127,15 @@ def published(reference_set: str) -> tuple[Reference, ...]:
 
 
 def _of_record(
-    known: Mapping[str, Any], group: Mapping[str, Any], record: Mapping[str, Any]
+    fields: Mapping[str, Any], group: Mapping[str, Any], record: Mapping[str, Any]
 ) -> Reference:
     """A published measurement as a reference of the training that comes closest."""
     nodes, precision = int(record.get("nodes", 1)), record.get("precision", "fp32")
     data = record["data"] if record["data"] == "imagenet" else "synthetic"
     shape = f"{nodes}x{int(record['gpus']) // nodes}"
     return Reference(
-        check=known["check"],
-        metric=known["metric"],
+        check=fields["check"],
+        metric=fields["metric"],
         partition="",
         unit="images/s",
         case=f"{record['model']}-{shape}-{data}-{precision.rpartition('/')[2]}",

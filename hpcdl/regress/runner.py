@@ -335,7 +335,7 @@ def _partitions_without(
     ]
 
 
-def _names_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verdict]:
+def _names_without(request: CheckRequest, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """A check that was asked for by name and did not run: ReFrame is content with any other."""
 
     def means(name: str, verdict: Verdict) -> bool:
@@ -346,7 +346,7 @@ def _names_without(request: CheckRequest, found: Sequence[Verdict]) -> list[Verd
     return [
         _problem(f"no check was selected by name {name}", kind=FaultKind.SELECTION)
         for name in request.names
-        if not any(means(name, verdict) for verdict in found)
+        if not any(means(name, verdict) for verdict in verdicts)
     ]
 
 

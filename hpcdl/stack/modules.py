@@ -363,7 +363,7 @@ def publish_history(events: Iterable[Event]) -> list[str]:
 def taken_off(
     site: Site,
     published: Sequence[str],
-    known: Mapping[str, Release],
+    releases: Mapping[str, Release],
     target: str,
     undone: str | None = None,
 ) -> tuple[str, ...]:
@@ -373,9 +373,9 @@ def taken_off(
     """
     if target not in published:
         return ()
-    mine = _home(site, known[target])
-    above = [name for name in published[_last(list(published), target) + 1 :] if name in known]
-    off = (name for name in above if name == undone or mine & _home(site, known[name]))
+    mine = _home(site, releases[target])
+    above = [name for name in published[_last(list(published), target) + 1 :] if name in releases]
+    off = (name for name in above if name == undone or mine & _home(site, releases[name]))
     return tuple(dict.fromkeys(off))
 
 

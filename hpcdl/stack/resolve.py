@@ -369,11 +369,11 @@ def _tensorflow(setting: Setting) -> str:
     return (Solver(make_problem(setting)).solve() or {}).get("tensorflow", "")
 
 
-def _with_python(found: Setting) -> Setting:
+def _with_python(setting: Setting) -> Setting:
     """The running Python, where no other one of the machine brings a newer TensorFlow."""
     here = pythons()
-    own, every = replace(found, pythons=here[:1]), replace(found, pythons=here)
+    own, every = replace(setting, pythons=here[:1]), replace(setting, pythons=here)
     if _tensorflow(own) == _tensorflow(every) != "":
         return own
-    every = replace(found, pythons=that_start(here))
+    every = replace(setting, pythons=that_start(here))
     return own if _tensorflow(own) == _tensorflow(every) != "" else every

@@ -272,7 +272,7 @@ def audit(release: Release, inside: Sequence[BomComponent]) -> str:
     return f"pip-audit knew {len(rows) - skipped} of {len(rows)} packages"
 
 
-def write_sbom(release: Release, found: Sequence[Advisory]) -> Path:
+def write_sbom(release: Release, advisories: Sequence[Advisory]) -> Path:
     """Write the bill of materials into the release, with what is known of its vulnerabilities."""
     from cyclonedx.model import component as cyclone
     from cyclonedx.model.bom import Bom, BomMetaData
@@ -289,7 +289,7 @@ def write_sbom(release: Release, found: Sequence[Advisory]) -> Path:
     bom = Bom(
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"hpcdl/{release.id}/{release.created}"),
         components=parts,
-        vulnerabilities=[_vulnerability(one) for one in found],
+        vulnerabilities=[_vulnerability(one) for one in advisories],
         metadata=BomMetaData(component=whole, timestamp=made.replace(tzinfo=datetime.timezone.utc)),
     )
     bom.register_dependency(whole, parts)

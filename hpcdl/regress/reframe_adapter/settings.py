@@ -77,10 +77,10 @@ def environments(
     users: dict[Module, list[str]] = {}
     for name in partitions:
         users.setdefault(modules[name], []).append(name)
-    found: list[dict[str, Any]] = [
+    rows: list[dict[str, Any]] = [
         {"name": "hpcdl", "comment": "hpcdl's checks bring the whole script of a user's job"}
     ]
-    found += [
+    rows += [
         {
             "name": "tensorflow",
             "comment": "the published release, loaded by ReFrame",
@@ -91,7 +91,7 @@ def environments(
         for module, names in users.items()
     ]
     mpi = {"cc": "mpicc", "cxx": "mpicxx", "ftn": "mpifort"}
-    found += [
+    rows += [
         {"name": "gnu", "comment": "the machine's own compilers", "features": ["openmp"]},
         {
             "name": "gnu-mpi",
@@ -111,8 +111,8 @@ def environments(
             "nvcc": str(home / "bin" / "nvcc"),
             "partitions": gpus,
         }
-        found.append(cuda)
-    return tuple(found)
+        rows.append(cuda)
+    return tuple(rows)
 
 
 def _prepare(site: Site, module: Module) -> list[str]:
