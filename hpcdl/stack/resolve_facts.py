@@ -29,6 +29,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.files import read_regular
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import folder
+from hpcdl.system.text import inert
 
 FILES = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "toolchain")
 COMPONENTS = (
@@ -126,16 +127,19 @@ def evidence_of(site: Site) -> Iterator[Tried]:
                 raise ValueError("its seal is another, so it was changed after the gate wrote it")
             if not proof["passed"]:
                 raise ValueError("the release did not pass")
+            if proof["level"] not in facts.PROOFS:
+                raise ValueError(f"it has the level {str(proof['level'])[:40]!r}")
             build = proof["build"]
+            made = (f"; {row['name']} by {row['compilers']}" for row in build["compiled"][:3])
             versions = {name: build["versions"].get(name, "") for name in _TRIED}
             when = {name: text.partition("-")[0] for name, text in versions.items() if text}
             yield Tried(
                 conditions({**when, "backend": build["backend"]}),
                 frozenset(build["compute"]),
                 proof["level"],
-                f"{path.name}: {proof['release']}, {proof['where']}, {proof['at']}"
-                + "".join(
-                    f"; {row['name']} by {row['compilers']}" for row in build["compiled"][:3]
+                inert(
+                    f"{path.name}: {proof['release']}, {proof['where']}, {proof['at']}"
+                    + "".join(made)
                 ),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:

@@ -1,5 +1,6 @@
 """The gate: what its program and its jobs saw, judged; and which proof spares it."""
 
+import json
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot
 from hpcdl.stack.linked import DeviceCode, read_device_code, runs_on, survey
 from hpcdl.stack.publish import overview, publish, serves, verify
+from hpcdl.stack.release import seal
 from hpcdl.stack.resolve import Resolver
 from hpcdl.stack.verify import (
     Check,
@@ -267,6 +269,22 @@ def test_evidence_that_was_changed_is_refused(pascal, elsewhere, old, new, why):
     with pytest.raises(BadInput, match=f"lab.json is no evidence: {why}") as caught:
         Resolver(pascal)
     assert "proof.json" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"level": "sure"}, "it has the level 'sure'"), ({"where": "\x1b[31m"}, "")],
+)
+def test_evidence_that_somebody_made_up_is_refused_or_is_inert(pascal, elsewhere, changes, why):
+    """The seal is no signature: whoever writes a proof can seal it."""
+    proof = {**json.loads(elsewhere.read_text()), **changes}
+    elsewhere.write_text(json.dumps({**proof, "seal": seal(proof)}))
+    if why:
+        with pytest.raises(BadInput, match=why):
+            Resolver(pascal)
+    else:
+        (found,) = Resolver(pascal).resolve("p100", "spack")
+        assert found.tried.source.isprintable()
 
 
 def test_evidence_of_a_gate_that_failed_is_refused(site, pascal, release, elsewhere):
