@@ -22,7 +22,7 @@ _LOCAL_RANK = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
 
 def look() -> dict[str, Any]:
-    """Versions and places, as Python finds them; TensorFlow sees this rank's GPU only."""
+    """Versions, as Python finds them; TensorFlow sees this rank's GPU only."""
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
@@ -32,7 +32,6 @@ def look() -> dict[str, Any]:
     return {
         "tensorflow": tf.__version__,
         "python": sys.version.split()[0],
-        "place": str(Path(tf.__file__).parent),
         "release": os.environ.get("HPCDL_RELEASE"),
         "cuda": tf.test.is_built_with_cuda(),
         "gpus": len(gpus),
