@@ -2,5 +2,5 @@
 
 `torch_networks`, `jax_networks` and `mxnet_networks` train the same four networks with as many
 weights as `hpcdl train` has, on the same batches, and leave the same result.json. They use nothing
-of hpcdl; `harness` and `pictures` lie beside them.
+of hpcdl; `harness` and `pictures` lie beside them. `keras_networks` are those of `hpcdl train`.
 """
