@@ -7,6 +7,7 @@ release, samples, summary. Nothing imports them.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl.results.records import RESULT, outcome
+from hpcdl.system.amounts import positive
 from hpcdl.system.errors import HpcdlError
 from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.result import job_of
@@ -59,14 +61,22 @@ def write_measurement(
     )
 
 
-def run_program(main: Callable[[RankPlace], None]) -> int:
-    """Run a program's main part and turn a clear error into its exit code.
+def run_program(
+    main: Callable[[argparse.Namespace, RankPlace], None],
+    flag: str,
+    kind: Callable[[str], Any],
+    default: Any,
+) -> int:
+    """Run a program with its option and --repeats; returns the exit code, also of a clear error.
 
     One of several ranks exits at once: an orderly exit would wait for the others.
     """
-    place = this_place()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument(flag, type=kind, default=default)
+    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
+    args, place = parser.parse_args(), this_place()
     try:
-        main(place)
+        main(args, place)
     except HpcdlError as error:
         print(f"rank {place.rank} on {place.host}: {error.render()}", file=sys.stderr, flush=True)
         if place.size > 1:

@@ -35,15 +35,6 @@ def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:
     return size / seconds * 2 * (ranks - 1) / ranks / _GIGA
 
 
-def summarize(seconds: dict[int, list[float]], ranks: int) -> dict[str, dict[str, float]]:
-    """Median and best bus bandwidth by size in bytes, in GB/s."""
-    found: dict[str, dict[str, float]] = {"bus_gbs": {}, "best_bus_gbs": {}}
-    for size, times in seconds.items():
-        found["bus_gbs"][str(size)] = round(bus_bandwidth(size, median(times), ranks), 6)
-        found["best_bus_gbs"][str(size)] = round(bus_bandwidth(size, min(times), ranks), 6)
-    return found
-
-
 def measure(ranks: Ranks, size: int, repeats: int) -> list[float]:
     """Seconds of every iteration on the slowest rank, after the warm-up."""
     import tensorflow as tf
@@ -68,15 +59,6 @@ def _sizes(text: str) -> tuple[int, ...]:
     return tuple(max(4, positive(part) // 4 * 4) for part in text.split(","))
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure all sizes, write result.json, print a line per size; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.allreduce", allow_abbrev=False)
-    parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="BYTES,...")
-    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
-    args = parser.parse_args(argv)
-    return run_program(lambda place: _run(args, place))
-
-
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
     import_tensorflow(place)
     from hpcdl.train.ranks import join_ranks
@@ -94,9 +76,16 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
 def _tell(
     ranks: Ranks, args: argparse.Namespace, hosts: Sequence[str], seconds: dict[int, list[float]]
 ) -> None:
+    """Write result.json, and print a line per size."""
     import tensorflow as tf
 
-    summary = summarize(seconds, ranks.size)
+    summary = {
+        name: {
+            str(size): round(bus_bandwidth(size, of(times), ranks.size), 6)
+            for size, times in seconds.items()
+        }
+        for name, of in (("bus_gbs", median), ("best_bus_gbs", min))
+    }
     horovod = sys.modules.get("horovod.tensorflow")
     nccl = None if horovod is None else bool(horovod.nccl_built())
     write_measurement(
@@ -113,4 +102,4 @@ def _tell(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(_run, "--sizes", _sizes, SIZES))

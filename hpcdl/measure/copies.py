@@ -26,16 +26,8 @@ _GIGA, _MEGA = 1e9, 1_000_000
 Way = tuple[str, str, Callable[[], Any]]
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, write result.json, print a line per way; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m hpcdl.measure.copies", allow_abbrev=False)
-    parser.add_argument("--megabytes", type=positive, default=64, metavar="N")
-    parser.add_argument("--repeats", type=positive, default=20, metavar="N")
-    args = parser.parse_args(argv)
-    return run_program(lambda place: _run(args, place))
-
-
 def _run(args: argparse.Namespace, place: RankPlace) -> None:
+    """Measure, write result.json, and print a line per way."""
     tf = import_tensorflow(place)
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:  # all of them, not this rank's alone
@@ -106,4 +98,4 @@ def _in_memory(size: int) -> Iterator[Way]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program(_run, "--megabytes", positive, 64))
