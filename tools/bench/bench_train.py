@@ -86,47 +86,46 @@ def _startup(made):
     )
 
 
-def _small(made):
+def _small(made, grouped, least):
     """A step of the mlp beside `fit`: long runs less short ones, in turns."""
-    for grouped, least in ((1, 1.2), (64, 1.0)):
-        ratios = []
-        for _ in range(_TURNS):
-            spent = {}
-            for steps in (12800, 1280):
-                for side, words in (
-                    ("ours", _mlp(made, steps)),
-                    ("fit", ("-c", _PLAIN, steps, grouped)),
-                ):
-                    spent[side, steps] = timed(partial(_run, made, words), children)
-            ours, fit = (spent[side, 12800] - spent[side, 1280] for side in ("ours", "fit"))
-            ratios.append(fit / max(1e-9, ours))
+    ratios = []
+    for _ in range(_TURNS):
+        spent = {}
+        for steps in (12800, 1280):
+            for side, words in (
+                ("ours", _mlp(made, steps)),
+                ("fit", ("-c", _PLAIN, steps, grouped)),
+            ):
+                spent[side, steps] = timed(partial(_run, made, words), children)
+        ours, fit = (spent[side, 12800] - spent[side, 1280] for side in ("ours", "fit"))
+        ratios.append(fit / max(1e-9, ours))
+    report(
+        f"step: mlp, batch 64, beside model.fit with steps_per_execution={grouped}",
+        statistics.median(ratios),
+        "x",
+        least=least,
+        yardstick="fit",
+        note=f"by CPU time: {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
+    )
+
+
+def _large(made, network, batch):
+    """A step of a large network beside Keras' own, and a checkpoint, in turns in one process."""
+    words = ("-m", "tools.bench.train_steps", network, str(batch), str(_TURNS))
+    found = made.script(*words, timeout=3600)
+    medians = {side: statistics.median(seconds) for side, seconds in found.items()}
+    for side in ("fused", "ours"):
+        ratios = [fit / own for fit, own in zip(found["fit"], found[side], strict=True)]
         report(
-            f"step: mlp, batch 64, beside model.fit with steps_per_execution={grouped}",
+            f"step: {network}, batch {batch}, {side}, beside Keras' own",
             statistics.median(ratios),
             "x",
-            least=least,
-            yardstick="fit",
-            note=f"by CPU time: {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
+            least=1.0 if side == "ours" else None,
+            yardstick=f"Keras: {medians['fit']:.2f} CPU-s",
+            note=f"by turn: {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
         )
-
-
-def _large(made):
-    """A step of large networks beside Keras' own, and a checkpoint, in turns in one process."""
-    for network, batch in _NETWORKS:
-        words = ("-m", "tools.bench.train_steps", network, str(batch), str(_TURNS))
-        found = made.script(*words, timeout=3600)
-        medians = {side: statistics.median(seconds) for side, seconds in found.items()}
-        for side in ("fused", "ours"):
-            report(
-                f"step: {network}, batch {batch}, {side}, beside Keras' own",
-                medians["fit"] / medians[side],
-                "x",
-                least=1.0 if side == "ours" else None,
-                yardstick=f"Keras: {medians['fit']:.2f} CPU-s",
-                note=f"{side}: {', '.join(f'{one:.2f}' for one in found[side])}",
-            )
-        share = medians["checkpoint"] / (100 * medians["ours"])
-        report(f"checkpoint of {network}: part of 100 steps", share, "", most=0.005)
+    share = medians["checkpoint"] / (100 * medians["ours"])
+    report(f"checkpoint of {network}: part of 100 steps", share, "", most=0.005)
 
 
 def _rate(done):
@@ -137,7 +136,7 @@ def _rate(done):
 def _ranks(made):
     """Two ranks beside two runs of one rank each at the same time; each has a core of its own."""
     ratios, apart = [], 0.0
-    for turn in range(2):
+    for turn in range(_TURNS):
         alone = {f"alone-{turn}-{core}": ("taskset", "-c", str(core)) for core in range(2)}
         begun = {job: _pinned(made, job, launcher) for job, launcher in alone.items()}
         apart = sum(_rate(made.end(process, job, 900)) for job, process in begun.items())
@@ -151,7 +150,8 @@ def _ranks(made):
         "x",
         least=0.95,
         yardstick=f"two runs of one rank at a time: {apart:.2f} images/s",
-        note="resnet50, 224 px, batch 8, a core and a thread each; by the clock",
+        note="resnet50, 224 px, batch 8, a core and a thread each; by the clock, by turn: "
+        + ", ".join(f"{ratio:.2f}" for ratio in ratios),
     )
 
 
@@ -176,6 +176,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="hpcdl-bench-") as folder:
         made = Runs(_python(), Path(folder))
         _startup(made)
-        _small(made)
-        _large(made)
+        _small(made, 1, 1.2)
+        _small(made, 64, 1.0)
+        for network, batch in _NETWORKS:
+            _large(made, network, batch)
         _ranks(made)
