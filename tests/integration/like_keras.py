@@ -1,8 +1,8 @@
 """Run where TensorFlow is, on one rank or several: trains each row by `hpcdl train` and by `fit`.
 
 A row is a model of this module (`package.module:function`), a data set of it, options of
-`hpcdl train`, and what plain Keras compiles. Prints, on rank 0, what both did: losses, weights and
-scores. Refused rows print the error.
+`hpcdl train`, and what plain Keras compiles. Rows that are named are left out. Rank 0 writes what
+both did, losses, weights and scores, into found-RANKS.json; of refused rows the error.
 """
 
 import contextlib
@@ -701,4 +701,4 @@ if __name__ == "__main__":
 
         hvd.shutdown = lambda: None  # MPI starts once in a process, and each row is a run
         os._exit = lambda code: None  # a refused row ends the row, not this process
-    run(sys.argv[1:] or list(ROWS), PLACE.size)
+    run([name for name in ROWS if name not in sys.argv[1:]], PLACE.size)
