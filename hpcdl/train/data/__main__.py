@@ -100,10 +100,10 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
     folder = Path(args.folder).absolute()
     shard_files(folder)
     described = (folder / FILE).exists() and not args.index
-    if (args.decode or args.repair) and not described:
+    if args.decode and not described:
         raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
     threads = _tensorflow(1)
-    from hpcdl.train.data.inspecting import compared, index, inspect, repair
+    from hpcdl.train.data.inspecting import compared, index, inspect
     from hpcdl.train.data.pipeline import fault_of
 
     judge = None
@@ -115,11 +115,6 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
     elif described:
         report = compared(report, load_dataset(folder))
     print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
-    if args.repair and not report.sound:
-        whole = repair(report, load_dataset(folder))
-        left = {split: whole.examples(split) for split in whole.splits}
-        print(f"repaired: {left} records are left", file=sys.stderr)
-        return ExitCode.OK
     return ExitCode.OK if report.sound else ExitCode.NO
 
 

@@ -51,9 +51,6 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--decode", action="store_true", help="decode every image and look at its label, too"
     )
-    parser.add_argument(
-        "--repair", action="store_true", help="write damaged shards again without damaged records"
-    )
 
 
 def _bench(parser: argparse.ArgumentParser) -> None:

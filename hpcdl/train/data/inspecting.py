@@ -1,15 +1,13 @@
-"""Inspects directories of records: number, sizes, and damaged ones by file and offset.
+"""Inspects directories of records: number, sizes, and damaged ones by file.
 
-TensorFlow's reader checks a sound shard at the disk's speed; only where it stumbles the shard is
-walked record by record: length (8 bytes), its checksum (4), data, their checksum (4). That reader
-gives up at the first bad record. Here the lengths are followed, so that every bad one gets its
-name; TensorFlow judges the data.
+TensorFlow's reader checks every checksum at the disk's speed. It gives up at the first bad record,
+whose place in the file is in its message; what is behind it is not looked at.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +17,6 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import explain_os_errors
 from hpcdl.train.data.dataset import (
     FILE,
     Dataset,
@@ -28,23 +25,12 @@ from hpcdl.train.data.dataset import (
     shard_files,
     write_dataset,
 )
+from hpcdl.train.data.source import reason
 
 _FOR_TESTS = ("test", "val")
 """So names of shards begin that are to test or to validate with."""
 Judge = Callable[[bytes], str]
 """What is wrong with the content of a record; '' if nothing is."""
-
-
-@dataclass(frozen=True)
-class RecordPlace:
-    """One record's place: `offset` of its frame and `length` of its data, in bytes.
-
-    `fault` is empty, or says what is wrong with it.
-    """
-
-    offset: int
-    length: int
-    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,7 +40,7 @@ class ShardReport:
     name: str
     records: int
     bytes: int
-    faults: tuple[RecordPlace, ...] = ()
+    faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,8 +70,7 @@ class DataReport:
     def as_text(self) -> str:
         """For people: faults first, the sum last."""
         lines = [f"{name}: missing" for name in self.missing]
-        for shard in self.shards:
-            lines += [f"{shard.name}: at byte {f.offset:,}: {f.fault}" for f in shard.faults]
+        lines += [f"{shard.name}: {fault}" for shard in self.shards for fault in shard.faults]
         faults = len(lines)
         state = "all sound" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
         sums = self.as_json()
@@ -106,54 +91,17 @@ def inspect(folder: Path, threads: int, judge: Judge | None = None) -> DataRepor
 
 
 def _look(path: Path, judge: Judge | None) -> ShardReport:
-    size = path.stat().st_size
+    size, read, faults = path.stat().st_size, 0, []
     if not size:
-        return ShardReport(path.name, 0, 0, (RecordPlace(0, 0, "the file is empty"),))
-    if judge is None and (quick := _count(path)) is not None:
-        return ShardReport(path.name, quick, size)
-    examples, faults = 0, []
-    for record, data in checked(path):
-        why = record.fault or (judge(data) if judge else "")
-        if why:
-            faults.append(replace(record, fault=why))
-        else:
-            examples += 1
-    return ShardReport(path.name, examples, size, tuple(faults))
-
-
-def checked(path: Path) -> Iterator[tuple[RecordPlace, bytes]]:
-    """The records of a file in order, and their data; where a length is damaged, it ends."""
-    from tensorflow.python.lib.io import tf_record
-
-    size, offset = path.stat().st_size, 0
-    # The one reader of TensorFlow that goes on behind a damaged record.
-    reader = tf_record.tf_record_random_reader(str(path))
-    with path.open("rb") as file:
-        while offset < size:
-            file.seek(offset)
-            length = int.from_bytes(file.read(8), "little")
-            missing_bytes, data, fault = offset + 16 + length - size, b"", ""
-            if missing_bytes > 0:
-                fault = (
-                    f"the file is truncated: {missing_bytes} bytes are missing; or the length is "
-                    "damaged"
-                )
-            else:
-                try:
-                    data, _ = reader.read(offset)
-                except tf.errors.DataLossError:
-                    fault = "its checksum is wrong"
-            yield RecordPlace(offset, length, fault), data
-            offset += 16 + length
-
-
-def _count(path: Path) -> int | None:
-    """The records of a sound shard, by TensorFlow's reader, which checks every checksum."""
-    records = tf.data.TFRecordDataset(str(path), buffer_size=8 << 20).batch(256)
+        faults.append("the file is empty")
     try:
-        return sum(int(tf.size(batch)) for batch in records)
-    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError):
-        return None
+        data = tf.data.TFRecordDataset(str(path), buffer_size=8 << 20)
+        for read, record in enumerate(data.as_numpy_iterator(), 1):
+            if judge and (why := judge(record)):
+                faults.append(f"record {read}: {why}")
+    except tf.errors.OpError as fault:
+        faults.append(f"after {read:,} records: {reason(fault)}")
+    return ShardReport(path.name, read, size, tuple(faults))
 
 
 def compared(report: DataReport, dataset: Dataset) -> DataReport:
@@ -165,45 +113,11 @@ def compared(report: DataReport, dataset: Dataset) -> DataReport:
         if shard.faults or shard.records == wanted:
             return shard
         why = f"the file ends after {shard.records:,} records, {FILE} promises {wanted:,}"
-        return replace(shard, faults=(RecordPlace(shard.bytes, 0, why),))
+        return replace(shard, faults=(why,))
 
     absent = {*report.missing, *promised} - {shard.name for shard in report.shards}
     shards = tuple(map(judged, report.shards))
     return replace(report, shards=shards, missing=tuple(sorted(absent)))
-
-
-def repair(report: DataReport, dataset: Dataset) -> Dataset:
-    """Write damaged shards again without their damaged records; returns the new data set.
-
-    Raises BadInput: a shard is missing; MissingPrerequisite: no space left.
-    """
-    if report.missing:
-        raise BadInput(
-            f"shards of {report.folder} are missing: {', '.join(report.missing[:5])}",
-            hint=f"make it again: `hpcdl data make {dataset.kind} {report.folder}`",
-        )
-    found = {shard.name: shard for shard in report.shards}
-    splits = {
-        split: tuple(_mended(report.folder, shard, found[shard.name]) for shard in shards)
-        for split, shards in dataset.splits.items()
-    }
-    whole = replace(dataset, splits=splits)
-    write_dataset(whole)
-    return whole
-
-
-def _mended(folder: Path, shard: Shard, report: ShardReport) -> Shard:
-    if not report.faults:
-        return shard
-    path = folder / shard.name
-    aside, bad = path.with_suffix(".part"), {fault.offset for fault in report.faults}
-    with explain_os_errors(aside), path.open("rb") as old, aside.open("wb") as new:
-        for record, _ in checked(path):
-            if record.offset not in bad:
-                old.seek(record.offset)
-                new.write(old.read(record.length + 16))
-    aside.replace(path)
-    return describe_shard(path, report.records)
 
 
 def index(folder: Path, report: DataReport, task: str, classes: int, offset: int) -> None:
