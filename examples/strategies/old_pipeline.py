@@ -32,15 +32,14 @@ class OldPipeline(RecordSource):
         options.experimental_optimization.apply_default_optimizations = False
         return images.batch(share.per_rank).take(last - first).with_options(options)
 
-    def image(self, serialized: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], tf.Tensor]:
+    def image(self, serialized: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Return a random crop of an image, as bytes, and its label."""
         encoded, label = parse(self._dataset, serialized)
         whole = tf.io.decode_jpeg(encoded, channels=3)
         seed = tf.random.uniform((2,), maxval=2**31 - 1, dtype=tf.int32)
         top, left, height, width = tf.unstack(random_crop(tf.shape(whole), tf.cast(seed, tf.int64)))
         part = tf.image.resize(whole[top : top + height, left : left + width], self._size)
-        mirrored = tf.random.uniform(()) < 0.5
-        return (tf.cast(part, tf.uint8), mirrored), label
+        return tf.image.random_flip_left_right(tf.cast(part, tf.uint8)), label
 
 
 if __name__ == "__main__":

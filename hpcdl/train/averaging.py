@@ -25,8 +25,9 @@ _COLUMNS = 4
 class Board:
     """The log of updates for Python: rows of (loss, stop, communication, update).
 
-    `clocked`: read clocks in the graph. TensorFlow refuses that when it must be deterministic, and
-    XLA cannot compile it; then both times are 0 and count as compute.
+    `clocked`: read clocks in the graph. TensorFlow refuses that when it must be deterministic, XLA
+    cannot compile it, and beside a short step it takes long; then both times are 0 and count as
+    compute.
     """
 
     def __init__(self, *, clocked: bool) -> None:

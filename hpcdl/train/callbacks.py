@@ -8,7 +8,6 @@ Ranks decide nothing alone: stop requests are summed with the gradients (averagi
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,8 @@ import tensorflow as tf
 
 from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
-from hpcdl.train.fitting import Fitting, counted, raw
+from hpcdl.train.data.dataset import FINDINGS
+from hpcdl.train.fitting import Fitting, raw
 from hpcdl.train.models import random_states
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.stop_signals import REQUEUE, STOP
@@ -40,7 +40,7 @@ class Scores(tf.keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, training: TrainingProgress, *, validates: bool) -> None:
         super().__init__()
         self._training = training
-        self._validates = validates and training.fitting.source.tested
+        self._validates = validates and bool(training.fitting.source.tested)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replace this rank's means by those of all ranks, and score on the test set."""
@@ -192,11 +192,6 @@ def _judge(training: TrainingProgress, loss: float, number: int) -> None:
         raise CheckFailed(fault.message, hint=f"{fault.hint}; {saved}") from None
 
 
-def trace(folder: Path) -> Any:
-    """Return Keras' callback that traces eight calls of a step, after those that compile."""
-    return tf.keras.callbacks.TensorBoard(folder, write_graph=False, profile_batch=(3, 10))
-
-
 # ---- scores ----
 
 
@@ -211,19 +206,34 @@ def evaluate(training: TrainingProgress) -> dict[str, float]:
     fitting.ranks.broadcast([v for v in moving if id(v) not in states])
     alive = tf.keras.callbacks.LambdaCallback()
     alive.on_test_batch_end = lambda batch, logs=None: training.watchdog.step(training.step_number)
-    tested = tf.Variable(0, dtype=tf.int64, trainable=False)
-    data = counted(data, tested)
-    if fitting.ranks.size > 1 and not any(True for _ in data.take(1)):
+    if fitting.source.tested > fitting.ranks.rank:
+        scores = model.evaluate(data, verbose=0, callbacks=[alive], return_dict=True)
+    else:
         model.reset_metrics()  # there are fewer examples than ranks, and none for this one
         scores = {}
-    else:
-        tested.assign(0)
-        scores = model.evaluate(data, verbose=0, callbacks=[alive], return_dict=True)
-    training.tested = sum(fitting.ranks.gather(int(tested)))
     if fitting.ranks.size > 1:
         merged = _merged(fitting)
         scores = {name: merged.get(name, value) for name, value in (scores or merged).items()}
     return {name: float(value) for name, value in scores.items()}
+
+
+def areas_of(model: Any) -> dict[str, float]:
+    """Return the area under the ROC curve of each finding that has both answers, and their mean.
+
+    By what Keras' metric has counted last; {} where the model has none.
+    """
+    several = (metric for each in model.metrics for metric in getattr(each, "metrics", [each]))
+    found = [metric for metric in several if metric.name == "auroc" and metric.multi_label]
+    if not found:
+        return {}
+    names = ("true_positives", "false_negatives", "false_positives", "true_negatives")
+    hit, missed, false, right = (np.asarray(getattr(found[0], name), float) for name in names)
+    with np.errstate(invalid="ignore"):  # a finding that has one answer only has no area
+        heights, widths = hit / (hit + missed), false / (false + right)
+    areas = ((heights[1:] + heights[:-1]) / 2 * (widths[:-1] - widths[1:])).sum(axis=0)
+    labels = FINDINGS if len(areas) == len(FINDINGS) else range(len(areas))
+    known = {f"auroc/{name}": float(a) for name, a in zip(labels, areas, strict=True) if a == a}
+    return {"auroc": float(np.mean(list(known.values()))), **known} if known else {}
 
 
 def _merged(fitting: Fitting) -> dict[str, float]:

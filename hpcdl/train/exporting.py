@@ -1,4 +1,4 @@
-"""Models in and out: what plain Keras and TensorFlow load, without this package; predictions.
+"""Models in and out: what plain Keras and TensorFlow load, without this package.
 
 An export is a directory: `model.keras`, `model.weights.h5`, `saved_model/`, and `model.json`, which
 says how pixels become the model's input. The model is built anew for it, in float32. Weights that
@@ -12,18 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import explain_os_errors, write_atomic, write_json
+from hpcdl.system.files import explain_os_errors, write_json
 from hpcdl.system.trust import require_known_owner
 from hpcdl.train import checkpoint
-from hpcdl.train.data.dataset import FINDINGS
 from hpcdl.train.models import ModelRecipe, origin
 from hpcdl.train.options import TrainOptions
-from hpcdl.train.ranks import Floats
-from hpcdl.train.training import TrainingProgress
 
 _KERAS = "model.keras"
 _SHOWN = 6
@@ -159,82 +155,3 @@ def _require_own_arrays(path: Path) -> None:
         file.visititems(of_array)
     if others:
         raise BadInput(f"{path} keeps '{others[0]}' in another file, which is not read")
-
-
-# ---- predictions on the test set, and areas under ROC curves ----
-
-
-def check_predictable(training: TrainingProgress) -> None:
-    """Refuse predictions of what has no test set, several outputs, or outputs for places."""
-    fitting = training.fitting
-    outputs = tf.nest.flatten(fitting.model(fitting.recipe.example()))
-    if not fitting.source.tested:
-        raise BadInput(
-            "--predict needs a test set, and the data have none",
-            hint="leave it out, or train on data with a test split",
-        )
-    if len(outputs) > 1 or outputs[0].shape.rank != 2:
-        raise BadInput("--predict is for models that give one row of numbers per example")
-
-
-def predictions(training: TrainingProgress) -> tuple[Floats, Floats]:
-    """Return outputs and labels of the test set, a row each, in its order; on all ranks."""
-    fitting, source = training.fitting, training.fitting.source
-    model, ranks = fitting.model, fitting.ranks
-
-    @tf.function(autograph=False, reduce_retracing=True)  # type: ignore[untyped-decorator,unused-ignore]
-    def forward(inputs: Any) -> Any:
-        outputs = model(source.prepare(inputs), training=False)
-        return fitting.probabilities(tf.cast(outputs, tf.float32))
-
-    outputs: list[Floats] = []
-    labels: list[Floats] = []
-    for inputs, wanted, *_ in source.test():
-        outputs.append(np.asarray(forward(inputs), np.float64))
-        labels.append(np.asarray(wanted, np.float64).reshape(len(outputs[-1]), -1))
-        training.watchdog.step(training.step_number)
-    # Ranks take test examples in turn.
-    order = np.arange(sum(map(len, outputs))) * ranks.size + ranks.rank
-    parts = ranks.gather((order, outputs, labels))
-    places = np.argsort(np.concatenate([part[0] for part in parts]))
-    rows = [np.concatenate([row for part in parts for row in part[kind]]) for kind in (1, 2)]
-    return rows[0][places], rows[1][places]
-
-
-def areas_of(outputs: Floats, labels: Floats) -> dict[str, float]:
-    """Return AUROC per finding that has both answers, and their mean."""
-    names = FINDINGS if labels.shape[1] == len(FINDINGS) else range(labels.shape[1])
-    areas = {
-        f"auroc/{name}": area(outputs[:, column], labels[:, column])
-        for column, name in enumerate(names)
-    }
-    known = {name: value for name, value in areas.items() if value == value}
-    if not known:
-        return {}
-    return {"auroc": float(np.mean(list(known.values()))), **known}
-
-
-def area(scores: Floats, labels: Floats) -> float:
-    """Area under the ROC curve, ties counting half (Mann and Whitney); NaN for one answer only."""
-    positive = labels > 0.5
-    count = int(positive.sum())
-    others = len(labels) - count
-    if not count or not others:
-        return float("nan")
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    ranks = (ends - (counts - 1) / 2.0)[place]
-    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
-
-
-def write_predictions(path: Path, outputs: Floats, labels: Floats) -> None:
-    """Write a table of the test set: place, labels, and the outputs."""
-    whole = bool(np.all(labels == np.round(labels)))
-    kept = labels.astype(int) if whole else labels
-    several = kept.shape[1] > 1
-    columns: dict[str, Any] = {"index": np.arange(len(kept))}
-    columns |= {f"label_{k}" if several else "label": row for k, row in enumerate(kept.T)}
-    columns |= {f"p_{k}": row for k, row in enumerate(outputs.T)}
-    shown = [[f"{x:.6g}" if isinstance(x, float) else f"{x}" for x in c] for c in columns.values()]
-    lines = [columns, *zip(*shown, strict=True)]
-    write_atomic(path, "".join(",".join(line) + "\n" for line in lines))

@@ -21,26 +21,27 @@ import tensorflow as tf
 import hpcdl
 from hpcdl.system.errors import BadInput
 from hpcdl.train import keras_parts
-from hpcdl.train.averaging import Board, distribute
+from hpcdl.train.averaging import ROWS, Board, distribute
 from hpcdl.train.data.source import DataSource, unreadable
 from hpcdl.train.fused import fuse
 from hpcdl.train.models import ModelRecipe, origin, random_states
 from hpcdl.train.options import RunNumbers, TrainOptions, settings_of
 from hpcdl.train.ranks import Ranks
 
-_MOST_STEPS = 64
 _FEW_VARIABLES = 50
 _SHORT = 0.02
 """Seconds of a forward pass: a call from Python costs less than 1 % of longer steps."""
+_AT_ONCE = 0.25
+"""Seconds of the forward passes of one call: signals wait for its end."""
 
 
 @dataclass
 class Fitting:
     """The compiled model of a run, and what it is trained on.
 
-    `group` steps are run by one call from Python, 1 unless steps are `short`. `waited` is a
-    variable: the seconds that steps have waited for their batches. `probabilities` makes chances of
-    outputs. `fused` layers of normalisation are one operation.
+    `group` steps are run by one call from Python, `most` at most. `waited` is a variable: the
+    seconds that steps have waited for their batches. `fused` layers of normalisation are one
+    operation.
     """
 
     options: TrainOptions
@@ -51,8 +52,7 @@ class Fitting:
     model: Any
     board: Board
     callbacks: list[Any]
-    probabilities: Callable[[Any], Any]
-    short: bool
+    most: int
     fused: int
     group: int = 1
     waited: Any = field(default_factory=lambda: tf.Variable(0.0, dtype=tf.float64, trainable=False))
@@ -79,7 +79,7 @@ class Fitting:
         if first >= steps:
             return
         pieces = list(pieces_of(first, steps, self.numbers.steps_per_epoch))
-        self.group = group_of(pieces, self.numbers.checkpoint_every) if self.short else 1
+        self.group = group_of(pieces, self.numbers.checkpoint_every, self.most)
         _set_steps_per_execution(model, self.group * self.options.accumulate)
         callback_list = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
         finalize = _once_only(callback_list, model)
@@ -192,17 +192,6 @@ def timed(data: Any, waited: Any) -> Any:
     return tf.data.Dataset.zip((begins, data)).map(note)
 
 
-def counted(data: Any, count: Any) -> Any:
-    """Return the data set that adds to `count` the examples of each batch it gives."""
-
-    def note(*batch: Any) -> Any:
-        length = tf.shape(tf.nest.flatten(batch)[0], tf.int64)[0]
-        with tf.control_dependencies([count.assign_add(length, read_value=False)]):
-            return tf.nest.map_structure(tf.identity, batch)
-
-    return data.map(note)
-
-
 def make_fitting(
     options: TrainOptions,
     numbers: RunNumbers,
@@ -219,40 +208,27 @@ def make_fitting(
     keras_parts.check_settings(options, compiled=(own := is_compiled(model)))
     callbacks = keras_parts.make_callbacks(options, first=ranks.rank == 0)
     alone_xla = options.xla and ranks.size == 1
-    board = Board(clocked=not (options.deterministic or alone_xla))
     if own:
         optimizer, losses = _compiled_parts(options, model, source)
-        probabilities = tf.identity
     else:
         outputs = tf.nest.flatten(model(recipe.example()))
         losses = keras_parts.make_losses(options, model, outputs, source, task)
         optimizer = keras_parts.make_optimizer(options, numbers)
-        probabilities = keras_parts.probabilities_of(losses)
-    distribute(optimizer, ranks, board, compress=options.compress)
-    short = _are_short(options, model, recipe, ranks, callbacks)
+    most = _most_at_once(options, model, recipe, ranks, callbacks)
+    clocked = not (options.deterministic or alone_xla or (most > 1 and ranks.size == 1))
+    distribute(optimizer, ranks, board := Board(clocked=clocked), compress=options.compress)
     if own:
         model.jit_compile = alone_xla
     else:
-        metrics = keras_parts.make_metrics(options, losses)
+        findings = source.classes if source.own and task == "findings" else 0
+        metrics = keras_parts.make_metrics(options, model, losses, findings)
         model.compile(optimizer, losses, metrics=metrics, jit_compile=alone_xla)
     optimizer.build(model.trainable_variables)
     # Such a loss compares a share for every class.
     shares = not own and type(losses).__name__.startswith("Categorical")
     width = source.classes if source.own and task == "classes" and shares else 0
     _prepare_inputs(model, source, width)
-    return Fitting(
-        options,
-        numbers,
-        ranks,
-        recipe,
-        source,
-        model,
-        board,
-        callbacks,
-        probabilities,
-        short,
-        fused,
-    )
+    return Fitting(options, numbers, ranks, recipe, source, model, board, callbacks, most, fused)
 
 
 def _compiled_parts(options: TrainOptions, model: Any, source: DataSource) -> tuple[Any, Any]:
@@ -308,8 +284,8 @@ def _prepare_inputs(model: Any, source: DataSource, width: int) -> None:
         setattr(model, name, lambda data, step=step: step(prepared(data)))
 
 
-def group_of(pieces: Sequence[Piece], checkpoint_every: int) -> int:
-    """Return how many short steps one call from Python may run.
+def group_of(pieces: Sequence[Piece], checkpoint_every: int, most: int) -> int:
+    """Return how many short steps one call from Python runs, at `most`.
 
     A call costs as much as half a step of a small network. The number divides everything after
     which something happens: epochs, checkpoints, the end.
@@ -317,28 +293,27 @@ def group_of(pieces: Sequence[Piece], checkpoint_every: int) -> int:
     ends = [count for piece in pieces for count in (piece.steps, piece.last - piece.first)]
     beside = pieces[0].first % checkpoint_every if checkpoint_every else 0
     unit = math.gcd(*ends, checkpoint_every, beside)
-    return max(n for n in range(1, _MOST_STEPS + 1) if unit % n == 0)
+    return max(n for n in range(1, most + 1) if unit % n == 0)
 
 
-def _are_short(
+def _most_at_once(
     options: TrainOptions, model: Any, recipe: ModelRecipe, ranks: Ranks, callbacks: list[Any]
-) -> bool:
-    """Return whether several steps may be run at a time. Rank 0 measures, for all must agree."""
-    short = not options.delay_ms and not keras_parts.need_every_batch(callbacks)
-    short = short and len(model.trainable_variables) <= _FEW_VARIABLES and _is_short(recipe, model)
-    return bool(ranks.gather(short)[0])
+) -> int:
+    """Return how many steps may be run at a time. Rank 0 measures, for all must agree.
 
-
-def _is_short(recipe: ModelRecipe, model: Any) -> bool:
-    """Return whether a forward pass of the model is short, measured once it is warm.
-
-    By CPU time: on a busy machine a short one takes long by the clock.
+    A forward pass of one example is measured once it is warm, by CPU time: on a busy machine a
+    short one takes long by the clock.
     """
-    example = recipe.example()
-    model(example)
-    begun = time.process_time()
-    model(example)
-    return time.process_time() - begun < _SHORT
+    several = not options.delay_ms and not keras_parts.need_every_batch(callbacks)
+    most = 1
+    if several and len(model.trainable_variables) <= _FEW_VARIABLES:
+        example = recipe.example()
+        model(example)
+        begun = time.process_time()
+        model(example)
+        if (took := time.process_time() - begun) < _SHORT:
+            most = max(1, min(ROWS // options.accumulate, int(_AT_ONCE / max(took, 1e-6))))
+    return int(ranks.gather(most)[0])
 
 
 @contextmanager

@@ -251,15 +251,6 @@ def _check_shapes(loss: Any, spec: Any, output: Any, source: DataSource) -> None
         )
 
 
-def probabilities_of(losses: Any) -> Any:
-    """Return the function that makes chances of a model's outputs, by what its loss takes."""
-    if not getattr(losses, "get_config", None) or isinstance(losses, list):
-        return tf.identity
-    if not losses.get_config().get("from_logits"):
-        return tf.identity
-    return tf.nn.sigmoid if type(losses).__name__.startswith("Binary") else tf.nn.softmax
-
-
 def _one_loss(name: str, arguments: dict[str, Any], activation: str | None) -> Any:
     if ":" in name:
         return user_function("--loss", name)
@@ -297,8 +288,11 @@ def check_labels(loss: Any, spec: Any) -> None:
         )
 
 
-def make_metrics(options: TrainOptions, losses: Any) -> list[Any]:
-    """Return the metrics: accuracy where the loss is one of classes, and those that are asked."""
+def make_metrics(options: TrainOptions, model: Any, losses: Any, findings: int) -> list[Any]:
+    """Return the metrics: accuracy where the loss is one of classes, and those that are asked.
+
+    Of `findings`, if not 0, the areas under ROC curves (callbacks.areas_of).
+    """
     name = type(losses).__name__ if not isinstance(losses, list) else ""
     metrics: list[Any] = (
         ["accuracy"]
@@ -306,6 +300,11 @@ def make_metrics(options: TrainOptions, losses: Any) -> list[Any]:
         else []
     )
     module = tf.keras.metrics
+    if findings:
+        # A sigmoid of what is none changes no order, and so no area.
+        logits = last_activation(model) != "sigmoid"
+        shape = {"num_thresholds": 1000, "multi_label": True, "num_labels": findings}
+        metrics.append(module.AUC(**shape, from_logits=logits, name="auroc"))
     for asked in filter(None, options.metrics.split(",")):
         short = asked.lower().replace("_", "")
         if short == "accuracy":  # Keras chooses which one by the loss and the shapes

@@ -148,9 +148,6 @@ class TrainOptions:
         section="results",
         **number(0, 1),
     )
-    profile: bool = option(
-        "trace eight steps of every rank into JOB-DIR/profile, for TensorBoard", False, **SWITCH
-    )
     checkpoint_every: int | None = option(
         "steps between checkpoints; 0: only at the end (default: an epoch)", None, **_STEPS
     )
@@ -163,9 +160,6 @@ class TrainOptions:
     )
     export: str | None = option(
         "write the trained model for Keras and TensorFlow", None, metavar="DIR", **_TEXT
-    )
-    predict: str | None = option(
-        "write a table of the test set's predictions", None, metavar="FILE.csv", **_TEXT
     )
     # For measurements; `--help` does not list them.
     warmup_steps: int = option(argparse.SUPPRESS, 5, **_STEPS)

@@ -24,19 +24,11 @@ from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, Mis
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.system.trust import require_own
 from hpcdl.train import checkpoint, diagnostics
-from hpcdl.train.callbacks import Leave, Scores, Steps, evaluate, trace
+from hpcdl.train.callbacks import Leave, Scores, Steps, areas_of, evaluate
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
-from hpcdl.train.exporting import (
-    areas_of,
-    check_outputs,
-    check_predictable,
-    export,
-    load_weights,
-    predictions,
-    write_predictions,
-)
+from hpcdl.train.exporting import check_outputs, export, load_weights
 from hpcdl.train.fitting import broadcast, clear_errors, make_fitting
 from hpcdl.train.models import ModelRecipe, set_up_keras, takes_classes
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
@@ -117,8 +109,6 @@ class RankRun:
             return code
         if self.ranks.rank == 0:
             check_outputs(self.options, training.fitting.recipe)
-        if self.options.predict:
-            check_predictable(training)
         self._load_weights(training)
         self.signals.training_begins()
         status = self._fit(training)
@@ -137,8 +127,6 @@ class RankRun:
             *fitting.callbacks,
             Steps(training, self.clock),
         ]
-        if self.options.profile:
-            callbacks.insert(0, trace(self.options.folder / "profile" / f"rank-{self.ranks.rank}"))
         status = "completed"
         try:
             with clear_errors():
@@ -220,7 +208,7 @@ class RankRun:
             )
         self.clock.mark("data")
         task = source.task if source.own else "classes"
-        check_target(options, task, tested=source.tested)
+        check_target(options, task, tested=bool(source.tested))
         numbers = make_numbers(options, self.model, batch, source.steps_per_epoch)
         recipe = ModelRecipe(options.model, source.spec, source.classes, options.precision)
         fitting = make_fitting(options, numbers, recipe, source, ranks, task=task)
@@ -256,20 +244,13 @@ class RankRun:
     def _score(self, training: TrainingProgress) -> dict[str, float]:
         """The metrics on the test set."""
         training.watchdog.be_patient()
-        source = training.fitting.source
         with clear_errors():
             scores = evaluate(training)
         if not scores:
             return {}
         metrics = {"test_loss" if name == "loss" else name: v for name, v in scores.items()}
-        metrics["test_images"] = float(training.tested)
-        findings = source.own and source.task == "findings"
-        if findings or self.options.predict:
-            outputs, labels = predictions(training)
-            metrics = {**(areas_of(outputs, labels) if findings else {}), **metrics}
-            if self.options.predict and self.ranks.rank == 0:
-                write_predictions(Path(self.options.predict), outputs, labels)
-        return metrics
+        metrics["test_images"] = float(training.fitting.source.tested)
+        return metrics | areas_of(training.fitting.model)
 
     def _require_finite(self, training: TrainingProgress, metrics: dict[str, float]) -> None:
         """Refuse weights or scores that are not numbers: the last update was not judged yet."""

@@ -60,13 +60,10 @@ class Horovod(Ranks):
 
     def total(self, tensors: Sequence[Tensor], *, compress: bool = False) -> list[Tensor]:
         """Return the sums by grouped all-reduces, the last gradients first: those come first."""
-        if self.size == 1:
-            return list(tensors)
         sums: dict[int, Tensor] = {}
         # Ranks trace the same steps in the same order, so that the names agree.
         self._traced += 1
-        sizes = [int(t.shape.num_elements() or 0) * int(t.dtype.size) for t in tensors]
-        for number, members in enumerate(buckets(sizes)):
+        for number, members in enumerate(buckets([_bytes(tensor) for tensor in tensors])):
             sent = [tensors[member] for member in members]
             if compress:
                 sent = [tf.cast(tensor, tf.float16) for tensor in sent]
@@ -82,18 +79,12 @@ class Horovod(Ranks):
         return np.asarray(self._hvd.allreduce(tensor, op=self._hvd.Sum, name="host_sum"))
 
     def broadcast(self, variables: Sequence[Any]) -> None:
-        """Send rank 0's values, packed: one operation for each variable takes seconds."""
-        if self.size == 1:
-            return
-        values = [np.asarray(variable.numpy()) for variable in variables]
-        for number, members in enumerate(packs(values)):
-            packed = np.concatenate([values[member].ravel() for member in members])
-            received = np.asarray(
-                self._hvd.broadcast(tf.constant(packed), 0, name=f"broadcast_{number}")
-            )
-            ends = np.cumsum([values[member].size for member in members])
-            for member, part in zip(members, np.split(received, ends[:-1]), strict=True):
-                variables[member].assign(part.reshape(values[member].shape))
+        """Send rank 0's values as few objects: an operation for each variable takes seconds."""
+        for members in buckets([_bytes(variable) for variable in variables]):
+            here = [variables[member].numpy() for member in members]
+            sent = self._hvd.broadcast_object(here if self.rank == 0 else None, 0)
+            for member, value in zip(members if self.rank else (), sent, strict=False):
+                variables[member].assign(value)
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, pickled on its way."""
@@ -128,6 +119,10 @@ def join_ranks(place: RankPlace, clock: StartupClock) -> Ranks:
     return Horovod(hvd)
 
 
+def _bytes(tensor: Tensor) -> int:
+    return int(tensor.shape.num_elements() or 0) * int(tensor.dtype.size)
+
+
 def buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
     """Return indices in groups of about `limit` bytes, from the last to the first."""
     groups: list[list[int]] = []
@@ -139,15 +134,3 @@ def buckets(sizes: Sequence[int], limit: int = BUCKET_BYTES) -> list[list[int]]:
         groups[-1].append(index)
         filled += sizes[index]
     return groups
-
-
-def packs(values: Sequence[NDArray[Any]]) -> list[list[int]]:
-    """Return indices of arrays that can be sent as one: of one type, of about a bucket's size."""
-    kinds: dict[Any, list[int]] = {}
-    for index, value in enumerate(values):
-        kinds.setdefault(value.dtype, []).append(index)
-    return [
-        [members[place] for place in group]
-        for members in kinds.values()
-        for group in buckets([values[member].nbytes for member in members])
-    ]

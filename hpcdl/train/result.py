@@ -234,9 +234,9 @@ class Reporter:
                 folder.mkdir(parents=True, exist_ok=True)
         self._steps = steps
         self._silent = silent
-        self._line_at = self._file_at = 0.0
-        self._rate_at = time.monotonic()
-        self._rate_images = 0
+        self._line_at = 0.0
+        self._file_at = time.monotonic()
+        self._images = 0  # since then
         self._rate = 0.0
         self._first: tuple[float, int] | None = None
 
@@ -246,16 +246,14 @@ class Reporter:
             return
         now = time.monotonic()
         self._first = self._first or (now, step)
-        self._rate_images += images
-        if now - self._rate_at >= 0.5 or step == self._steps:
-            self._rate = self._rate_images / max(now - self._rate_at, 1e-9)
-            self._rate_at, self._rate_images = now, 0
+        self._images += images
+        if now - self._file_at >= 1.0 or step == self._steps:
+            self._rate = self._images / max(now - self._file_at, 1e-9)
+            self._file_at, self._images = now, 0
+            self._write(step, epoch, loss, "running")
         if now - self._line_at >= LINE_SECONDS:
             self._line_at = now
             self._show(step, epoch, loss)
-        if now - self._file_at >= 1.0:
-            self._file_at = now
-            self._write(step, epoch, loss, "running")
 
     def end(self, step: int, epoch: int, loss: float, outcome: str, reason: str = "") -> None:
         """The last state, whatever the intervals."""

@@ -27,8 +27,6 @@ class TrainingProgress:
     """A run in progress. `step_number` steps are done; `loss` is the last one's.
 
     `losses` are those of all steps of the run, earlier starts included.
-
-    `tested` examples of the test set were scored the last time.
     """
 
     fitting: Fitting
@@ -42,7 +40,6 @@ class TrainingProgress:
     losses: list[float] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)
     saved_at: int = -1
-    tested: int = 0
     writer: checkpoints.Writer = field(init=False)
     validations: list[dict[str, Any]] = field(default_factory=list)
     callback_states: dict[str, Any] = field(default_factory=dict)
@@ -127,7 +124,9 @@ def measured(
     warmup = max(options.warmup_steps, fitting.group)  # the first call compiles
     summary = summarize(samples, warmup)
     if not fitting.board.clocked and "phases" in summary:
-        del summary["phases"]["communication"], summary["phases"]["update"]  # no clocks
+        del summary["phases"]["update"]
+        if fitting.ranks.size > 1:  # one rank has none
+            del summary["phases"]["communication"]
     spec = tf.nest.flatten(fitting.source.spec)[0]
     if spec.shape.rank == 1 and spec.dtype.is_integer:  # an example is a sequence of tokens
         tokens = summary["images_per_second"] * int(spec.shape[0])

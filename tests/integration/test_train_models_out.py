@@ -1,4 +1,4 @@
-"""Models in and out: exported, loaded by plain Keras, tuned, scored, predicted, validated."""
+"""Models in and out: exported, loaded by plain Keras, tuned, scored."""
 
 import json
 
@@ -44,28 +44,13 @@ def runs(runs):
     return runs
 
 
-def rows_of(runs, name):
-    """A table of predictions: index, label, and a score for each class."""
-    head, *lines = (runs.folder / name).read_text().splitlines()
-    assert head.split(",") == ["index", "label", *(f"p_{k}" for k in range(10))]
-    return [[float(value) for value in line.split(",")] for line in lines]
-
-
 def test_a_model_is_exported_loaded_by_keras_alone_and_tuned_on(runs):
     np = pytest.importorskip("numpy", reason="numpy comes with the stack")
     words = ("--model=mine:network", "--lr=0.05")
-    done = runs.learn(*words, "--epochs=3", "--export=out", "--predict=table.csv")
-    table = rows_of(runs, "table.csv")
-    right = sum(row[1] == row[2:].index(max(row[2:])) for row in table) / len(table)
-    assert right == pytest.approx(done.metrics["accuracy"])
-    again = runs.learn(
-        *words, "--epochs=0", "--weights=out", "--predict=again.csv", ranks=2, job="scored"
-    )
+    done = runs.learn(*words, "--epochs=3", "--export=out")
+    again = runs.learn(*words, "--epochs=0", "--weights=out", ranks=2, job="scored")
     assert done.metrics["test_images"] % 2 == 1, "shards of uneven size"
     assert again.metrics == pytest.approx(done.metrics)
-    for one, other in zip(rows_of(runs, "again.csv"), table, strict=True):
-        assert one[:2] == other[:2], "in the test set's order"
-        assert one == pytest.approx(other, abs=1e-4)
     np.save(runs.folder / "images.npy", np.random.default_rng(1).random((3, 8, 8, 1), np.float32))
     exported = runs.script("-c", PLAIN, "out", "images.npy", PYTHONHASHSEED="1")
     for form in ("weights", "saved_model"):
@@ -127,7 +112,6 @@ def test_what_cannot_be_loaded_or_chosen_is_refused_before_a_step(runs):
         (("--weights=none",), "there are no weights at none"),
         (("--weights=mine.py",), "the weights in mine.py cannot be read"),
         (("--epochs=0",), "there is no checkpoint to evaluate"),
-        (("--data=synthetic", "--predict=a.csv"), "--predict needs a test set"),
         (("--dataset=mine:untested", "--target-accuracy=0.5"), "cannot be evaluated"),
     )
     for path in runs.folder.glob("refused-*/result.json"):

@@ -173,21 +173,21 @@ class UserPipeline(DataSource):
         self._named = named
         self._share = share
         self.digest = named
-        self.tested = "test" in parts
         self._parts = {split: part.map(_elements) for split, part in parts.items()}
         try:
             self.spec, self.label_spec, *_ = self._parts["train"].element_spec
             for spec in tf.nest.flatten((self.spec, self.label_spec)):
                 tuple(map(int, spec.shape))
-            examples = int(parts["train"].cardinality())
+            lengths = [int(part.cardinality()) for part in parts.values()]
         except (TypeError, ValueError, AttributeError) as fault:
             raise self._error(
                 "examples are not (input, label) of known shapes",
                 f"give single examples, not batches (.unbatch()); {_CONTRACT}",
             ) from fault
-        if examples < 0:
+        if min(lengths) < 0:
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
-        self.steps_per_epoch = steps_in(examples, share)
+        self.steps_per_epoch = steps_in(lengths[0], share)
+        self.tested = sum(lengths[1:])
         self._refuse_reshuffling()
         self.classes = self._count() if counts else 0
 

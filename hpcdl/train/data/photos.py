@@ -137,20 +137,16 @@ class _Painter:
         return float(np.mean(sizes))
 
     def _fit(self) -> float:
-        low, high = 0.0, 80.0
-        least, most = self._mean_bytes(low), self._mean_bytes(high)
-        if not least <= self._request.bytes <= most:
+        """The strength of the noise that gives the wanted bytes."""
+        strengths = np.linspace(0.0, 80.0, 17)
+        sizes = [self._mean_bytes(strength) for strength in strengths]
+        if not sizes[0] <= self._request.bytes <= sizes[-1]:
             raise BadInput(
                 f"images of {self._request.width} x {self._request.height} cannot have "
                 f"{self._request.bytes:,} bytes",
-                hint=f"--bytes from {int(least):,} to {int(most):,} can be met",
+                hint=f"--bytes from {int(sizes[0]):,} to {int(sizes[-1]):,} can be met",
             )
-        for _ in range(12):
-            middle = (low + high) / 2
-            low, high = (
-                (middle, high) if self._mean_bytes(middle) < self._request.bytes else (low, middle)
-            )
-        return (low + high) / 2
+        return float(np.interp(self._request.bytes, sizes, strengths))
 
 
 def stripes(height: int, width: int) -> NDArray[np.float32]:

@@ -58,7 +58,8 @@ class DataSource:
     `spec` and `label_spec` are the TensorSpecs of an example, or structures of them. `streams` is
     what the order of an epoch depends on beside its seed; 0 for nothing. A resumed run sets it to
     what it was. `digest` identifies the data, `pixels` says how the network is given them.
-    `tested`: there is a test set. `waits`: a batch may have to be waited for; it is not in memory.
+    `tested` is the number of test examples. `waits`: a batch may have to be waited for, as it is
+    not in memory.
     `task` is `findings` where labels are several yes or no per example.
     `own`: the data are synthetic or of `hpcdl data make`, whose labels are numbers of classes.
     `order` is a digest that all ranks must have alike; '' where it follows from the files.
@@ -71,7 +72,7 @@ class DataSource:
     streams: int = 0
     digest: str
     pixels: str
-    tested: bool = False
+    tested: int = 0
     waits: bool = True
     own: bool = True
     task: str = "classes"
@@ -156,7 +157,7 @@ class InMemory(DataSource):
     ) -> None:
         self._train = arrays["train"]
         self._test = arrays.get("test")
-        self.tested = self._test is not None and _length(self._test) > 0
+        self.tested = 0 if self._test is None else _length(self._test)
         inputs, labels, *_ = tf.nest.map_structure(
             lambda a: tf.TensorSpec(a.shape[1:], tf.as_dtype(a.dtype)), self._train
         )
@@ -226,8 +227,8 @@ def unreadable(fault: Exception) -> BadInput:
     why = "a record is no tf.Example" if isinstance(fault, UnicodeDecodeError) else reason(fault)
     return BadInput(
         f"the data cannot be read: {why}",
-        hint="`hpcdl data inspect --decode DIR` names damaged records, and --repair leaves them "
-        "out; where a function of your own raised it, that is the reason",
+        hint="`hpcdl data inspect --decode DIR` names damaged records: get those shards again; "
+        "where a function of your own raised it, that is the reason",
     )
 
 
