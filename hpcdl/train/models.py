@@ -14,12 +14,14 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.resources import folder
 from hpcdl.train.options import facts_of
 
 
@@ -113,7 +115,18 @@ def _builder(name: str) -> Callable[..., Any]:
         return lambda shape, classes: application(
             weights=None, input_shape=shape, classes=classes, classifier_activation=None
         )
-    return mlp if row["builder"] == "mlp" else user_function("--model", row["builder"])
+    if row["builder"] == "mlp":
+        return mlp
+    builder: Callable[..., Any] = getattr(_networks(), row["builder"])
+    return builder
+
+
+def _networks() -> ModuleType:
+    """examples/frameworks/keras_networks.py by its place: not what the current directory has."""
+    package = ModuleType("hpcdl_frameworks")
+    package.__path__ = [str(folder("examples") / "frameworks")]
+    sys.modules[package.__name__] = package
+    return importlib.import_module(f"{package.__name__}.keras_networks")
 
 
 def _make(recipe: ModelRecipe) -> Any:
