@@ -99,12 +99,12 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
             training.reporter.say(self._clock.line())
             self._clock = None
         steps = rows.reshape(fitting.group, -1, rows.shape[1])
-        number = training.step_number
-        losses = [_loss(step, logs) for step in steps]
-        for done, loss in enumerate(losses):
-            training.loss = loss
-            training.losses.append(loss)
-            _judge(training, loss, number + done)
+        # The mean loss of each step's parts; Keras' own where a model's train_step shows none.
+        shown = steps[:, :, 0].mean(axis=1)
+        losses = np.where(np.isnan(shown), (logs or {}).get("loss", np.nan), shown).tolist()
+        training.losses += losses
+        for done, training.loss in enumerate(losses):
+            _judge(training, training.step_number + done)
         training.step_number += fitting.group
         training.watchdog.step(training.step_number)
         alone = fitting.ranks.size == 1
@@ -170,22 +170,14 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         )
 
 
-def _loss(rows: Any, logs: Any) -> float:
-    """The mean loss of a step's parts; Keras' own where a model's train_step shows none."""
-    loss = float(rows[:, 0].mean())
-    if np.isnan(loss) and logs and np.isfinite(logs.get("loss", np.nan)):
-        return float(logs["loss"])
-    return loss
-
-
-def _judge(training: TrainingProgress, loss: float, number: int) -> None:
-    """Check a loss; a bad one invalidates the checkpoints of the steps before it.
+def _judge(training: TrainingProgress, number: int) -> None:
+    """Check the loss; a bad one invalidates the checkpoints of the steps before it.
 
     A step's loss is that of the weights before its update: a checkpoint is good when the next
     step's loss is.
     """
     try:
-        training.guard.check(loss, number + 1)
+        training.guard.check(training.loss, number + 1)
     except HpcdlError as fault:
         condemn(training, number - training.guard.patience)
         saved = checkpoints.describe_saved(training.checkpoint_directory)
