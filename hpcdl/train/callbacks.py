@@ -103,7 +103,8 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         shown = steps[:, :, 0].mean(axis=1)
         losses = np.where(np.isnan(shown), (logs or {}).get("loss", np.nan), shown).tolist()
         training.losses += losses
-        for done, training.loss in enumerate(losses):
+        for done, loss in enumerate(losses):
+            training.loss = loss
             _judge(training, training.step_number + done)
         training.step_number += fitting.group
         training.watchdog.step(training.step_number)

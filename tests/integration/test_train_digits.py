@@ -225,3 +225,5 @@ def test_areas_over_two_ranks_are_sklearns_on_all_predictions(runs, model, words
     for name, value in theirs.items():
         assert ours[f"auroc/{name}"] == pytest.approx(value, abs=2e-3)
     assert ours["auroc"] > area, "the colours can be learnt"
+    said = "the data set's labels are findings"
+    runs.train("--data=set", "--model=alexnet", code=2, says=said, job="refused")

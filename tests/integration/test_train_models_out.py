@@ -100,13 +100,6 @@ def test_whether_a_model_can_be_exported_is_known_before_training(runs):
     assert done.result["steps"]["done"] == 0
 
 
-def test_the_mlp_is_exported_like_any_other(runs):
-    runs.learn("--epochs=1")  # resumed by a model of Keras'
-    ours = runs.learn("--epochs=2", "--export=out", says="resumed after step")
-    theirs = runs.learn("--epochs=0", "--weights=out", job="again")
-    assert ours.metrics == pytest.approx(theirs.metrics)
-
-
 def test_what_cannot_be_loaded_or_chosen_is_refused_before_a_step(runs):
     runs.refused(
         (("--weights=none",), "there are no weights at none"),
