@@ -33,6 +33,8 @@ _SHORT = 0.02
 """Seconds of a forward pass: a call from Python costs less than 1 % of longer steps."""
 _AT_ONCE = 0.25
 """Seconds of the forward passes of one call: signals wait for its end."""
+_CALLS = 8
+"""Of a run at least: the first compiles, and is left out of what is measured."""
 
 
 @dataclass
@@ -79,7 +81,8 @@ class Fitting:
         if first >= steps:
             return
         pieces = list(pieces_of(first, steps, self.numbers.steps_per_epoch))
-        self.group = group_of(pieces, self.numbers.checkpoint_every, self.most)
+        most = min(self.most, max(1, steps // _CALLS))
+        self.group = group_of(pieces, self.numbers.checkpoint_every, most)
         _set_steps_per_execution(model, self.group * self.options.accumulate)
         callback_list = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
         finalize = _once_only(callback_list, model)
