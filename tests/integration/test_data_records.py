@@ -94,7 +94,7 @@ def test_inspect_names_the_first_fault_of_each_shard(runs, photos, copied):
     gone.unlink()
     test.write_bytes(b"")
     says = (
-        f"{damaged.name}: after 5 records: corrupted record at {offset}",
+        f"{damaged.name}: after 5 records: corrupted record at {offset + 12}",
         f"{torn.name}: after 31 records: truncated record at",
         f"{gone.name}: missing",
         f"{test.name}: the file is empty",

@@ -100,7 +100,7 @@ def _look(path: Path, judge: Judge | None) -> ShardReport:
             if judge and (why := judge(record)):
                 faults.append(f"record {read}: {why}")
     except tf.errors.OpError as fault:
-        faults.append(f"after {read:,} records: {reason(fault)}")
+        faults.append(f"after {read:,} records: {reason(fault).partition("'")[0]}")
     return ShardReport(path.name, read, size, tuple(faults))
 
 
