@@ -100,7 +100,8 @@ def _look(path: Path, judge: Judge | None) -> ShardReport:
             if judge and (why := judge(record)):
                 faults.append(f"record {read}: {why}")
     except tf.errors.OpError as fault:
-        faults.append(f"after {read:,} records: {reason(fault).partition("'")[0]}")
+        why, *_ = reason(fault).split("'")  # behind it is what was read
+        faults.append(f"after {read:,} records: {why}")
     return ShardReport(path.name, read, size, tuple(faults))
 
 
