@@ -25,13 +25,8 @@ def network(shape, classes):
     return tf.keras.Sequential([tf.keras.Input(shape), layers.Conv2D(8, 3, 4, activation="relu"),
         layers.GlobalAveragePooling2D(), layers.Dense(classes)])
 """
-TRAIN = (
-    "--model=small:network",
-    "--image-size=32",
-    "--global-batch=16",
-    "--lr=0.01",
-    "--deterministic",
-)
+SHAPE = "--model=small:network --image-size=32 --global-batch=16 --lr=0.01"
+TRAIN = [*SHAPE.split(), "--deterministic"]
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +137,10 @@ def test_a_run_resumes_inside_an_epoch_bitwise(fed, copied):
 
 def test_profile_and_scalars_are_written_for_the_usual_viewers(runs, copied):
     runs.write("small.py", SMALL)
-    words = (
-        "--data=set",
-        *TRAIN[:-1],
-        "--steps=14",
-        "--callback=tensorboard",
-        "--set=callback.log_dir=board",
-        "--set=callback.profile_batch=[3,10]",
+    board = (
+        "--callback=tensorboard --set=callback.log_dir=board --set=callback.profile_batch=[3,10]"
     )
-    runs.train(*words, ranks=2)
+    runs.train("--data=set", *TRAIN[:-1], "--steps=14", *board.split(), ranks=2)
     assert len(list(runs.folder.glob("board/train/plugins/profile/*/*.xplane.pb"))) == 1
     written = next((runs.folder / "board").rglob("events.out.tfevents.*")).read_bytes()
     assert b"epoch_loss" in written

@@ -12,26 +12,20 @@ import pytest
 from tests.integration.train_runs import Runs
 
 pytestmark = pytest.mark.stack
-WORDS = (
-    "--deterministic",
-    "--global-batch=64",
-    "--steps=60",
-    "--checkpoint-every=7",
-    "--delay-ms=10",
-)
+WORDS = "--deterministic --global-batch=64 --steps=60 --checkpoint-every=7 --delay-ms=10"
 
 
 @pytest.fixture(scope="module")
 def whole(train_python, digits, tmp_path_factory):
     runs = Runs(train_python, tmp_path_factory.mktemp("whole"), digits)
-    return cache(lambda ranks: runs.learn(*WORDS, ranks=ranks, job=f"of-{ranks}"))
+    return cache(lambda ranks: runs.learn(*WORDS.split(), ranks=ranks, job=f"of-{ranks}"))
 
 
 @pytest.mark.parametrize(("ranks", "resume_ranks"), [(1, 1), (4, 4), (4, 2)])
 def test_killed_and_resumed_is_the_same_bits(runs, whole, ranks, resume_ranks):
     """On another number of ranks it is equal within rounding."""
     # Slowed down, so that the moment lies inside the run on a fast machine too.
-    words = ("--data", str(runs.digits), *WORDS)
+    words = ("--data", str(runs.digits), *WORDS.split())
     process = runs.start(*words, "--delay-ms", "25", ranks=ranks, job="killed")
     runs.wait_for("checkpoints/step-*.ckpt", "killed")
     time.sleep(random.random() * 0.4)
@@ -63,7 +57,7 @@ def a_moment(runs, number):
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_at_twenty_moments_all_arrays_and_losses_are_the_same_bits(runs, ranks):
-    words = (*WORDS[:2], "--steps=500", "--checkpoint-every=11", "--delay-ms=10")
+    words = (*WORDS.split()[:2], "--steps=500", "--checkpoint-every=11", "--delay-ms=10")
     whole = runs.learn(*words, ranks=ranks, job="whole")
     for number in range(20):
         process = runs.start("--data", str(runs.digits), *words, ranks=ranks, job="killed")

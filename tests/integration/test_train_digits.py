@@ -206,16 +206,8 @@ def network(shape, classes):
 def test_areas_over_two_ranks_are_sklearns_on_all_predictions(runs, model, words, area):
     runs.write("small.py", SMALL)
     runs.script("-c", IMAGES, "chest", "320")
-    runs.data(
-        "make",
-        "folder",
-        "set",
-        "--images=chest",
-        "--labels=chest.csv",
-        "--shards=4",
-        "--test=0.3",
-        says="224 to train, 96 to test",
-    )
+    asked = "--images=chest --labels=chest.csv --shards=4 --test=0.3"
+    runs.data("make", "folder", "set", *asked.split(), says="224 to train, 96 to test")
     whole = ("--data=set", f"--model={model}", "--image-size=32", "--global-batch=32", *words)
     done = runs.train(*whole, ranks=2, timeout=3000)
     ours = done.metrics

@@ -196,17 +196,9 @@ def test_a_small_gpt_learns_the_text_of_pythons_library(runs):
         "def some(split):\n"
         "    return tuple(part[:40] for part in corpus(split)) if split == 'train' else None\n",
     )
-    done = runs.train(
-        "--model=transformers:gpt",
-        "--dataset=text:some",
-        "--optimizer=adamw",
-        "--set=optimizer.global_clipnorm=1.0",
-        "--lr=0.001",
-        "--global-batch=4",
-        "--steps=8",
-        "--warmup-steps=2",
-        timeout=500,
-    )
+    words = "--model=transformers:gpt --dataset=text:some --optimizer=adamw --lr=0.001"
+    more = "--set=optimizer.global_clipnorm=1.0 --global-batch=4 --steps=8 --warmup-steps=2"
+    done = runs.train(*words.split(), *more.split(), timeout=500)
     assert done.losses[0] == pytest.approx(5.5, abs=0.6), "the logarithm of 256 bytes"
     assert done.losses[-1] < done.losses[0] - 1.0
     rate = done.result["summary"]["images_per_second"]
@@ -215,13 +207,8 @@ def test_a_small_gpt_learns_the_text_of_pythons_library(runs):
 
 @pytest.mark.usefixtures("transformers")
 def test_a_vit_has_the_parameters_of_vit_s16(runs):
-    done = runs.train(
-        "--model=transformers:vit_s16",
-        "--global-batch=2",
-        "--steps=2",
-        "--optimizer=adamw",
-        timeout=500,
-    )
+    words = "--model=transformers:vit_s16 --global-batch=2 --steps=2 --optimizer=adamw"
+    done = runs.train(*words.split(), timeout=500)
     assert done.result["parameters"] == 22_049_896, "timm's 22,050,664 less a token and its place"
 
 

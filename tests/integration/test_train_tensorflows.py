@@ -33,16 +33,7 @@ ALONE = [
     ("2.21.0", "3"),
 ]
 WITH_HOROVOD = ["2.14.1", "2.18.1", "2.21.0"]
-NEEDS = [
-    "setuptools<81",
-    "scikit-learn",
-    "cloudpickle",
-    "psutil",
-    "PyYAML",
-    "packaging",
-    "jinja2",
-    "shtab",
-]
+NEEDS = "setuptools<81 scikit-learn cloudpickle psutil PyYAML packaging jinja2 shtab"
 SMALL = ("--image-size=32", "--lr=0.01", "--deterministic")
 RESNET = ("--model=resnet50", "--global-batch=4", "--steps=6", "--checkpoint-every=2", *SMALL)
 
@@ -59,17 +50,8 @@ def environment_of(version, keras):
     if not (folder / ".done").exists():
         shutil.rmtree(folder, ignore_errors=True)
         legacy = [] if version.startswith("2.14") else [f"tf_keras=={version[:4]}.*"]
-        pip = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            f"tensorflow-cpu=={version}",
-            *pinned,
-            *legacy,
-            *NEEDS,
-        ]
+        wanted = [f"tensorflow-cpu=={version}", *pinned, *legacy, *NEEDS.split()]
+        pip = [python, "-m", "pip", "install", "-q", *wanted]
         for command in ([sys.executable, "-m", "venv", folder], pip):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
@@ -111,17 +93,8 @@ def digits_reach_95_percent(runs, ranks, env):
 
 
 def findings_are_scored(runs, ranks, env):
-    runs.data(
-        "make",
-        "photos",
-        "chest",
-        "--count=32",
-        "--test=32",
-        "--shards=2",
-        "--size=64x64",
-        "--bytes=3500",
-        "--classes=findings",
-    )
+    asked = "--count=32 --test=32 --shards=2 --size=64x64 --bytes=3500 --classes=findings"
+    runs.data("make", "photos", "chest", *asked.split())
     words = ("--model=chexnet", "--data=chest", "--global-batch=8", "--steps=2", *SMALL)
     done = runs.train(*words, ranks=ranks, job="chexnet-job", timeout=600, **env)
     assert done.result["parameters"] == 6968206
