@@ -215,7 +215,8 @@ def areas_of(model: Any) -> dict[str, float]:
 
     By what Keras' metric has counted last; {} where the model has none.
     """
-    several = (metric for each in model.metrics for metric in getattr(each, "metrics", [each]))
+    # In Keras 3 those of `compile` are in one metric; in Keras 2 each has an empty list of them.
+    several = (one for each in model.metrics for one in getattr(each, "metrics", []) or [each])
     found = [metric for metric in several if metric.name == "auroc" and metric.multi_label]
     if not found:
         return {}
