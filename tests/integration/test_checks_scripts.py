@@ -65,14 +65,3 @@ def test_scripts_agree_for_every_layout_of_a_training(name, tmp_path):
             assert path.read_text() == users, f"{partition.name} {shape_name(nodes, ranks)}"
             compared += 1
     assert compared == len(scripts) > len(SHAPES)
-
-
-def test_checks_of_every_family_ask_for_what_fits(tmp_path):
-    site = shipped("p100-v100-k80")
-    scripts = dry_run(site, tmp_path, "^(allreduce.*all|binding|storage|convergence|users_job)")
-    assert {partition for partition, _ in scripts} == set(site.partitions)
-    assert len(scripts) >= 3 * 6
-    for path in scripts.values():
-        text = path.read_text()
-        assert "\nsrun " in text
-        assert "\n#SBATCH --gpus-per-node=" in text

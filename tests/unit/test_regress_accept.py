@@ -1,7 +1,6 @@
 """A finding is accepted by name and reason, as a diff to review; one command undoes it."""
 
 import json
-import subprocess
 from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 
@@ -136,14 +135,6 @@ def test_undone_by_one_command_all_is_as_before(filled, tmp_path):
     assert load_references(filled) == before
     assert [one.name for one in gate(filled, tmp_path).findings] == [NAME]
     assert yaml.safe_load(accepted_file(filled).read_text())["accepted"] == []
-
-
-def test_it_is_a_diff_that_git_takes(filled, tmp_path, hpcdl):
-    told = hpcdl("check", "accept", NAME, *WHO, "--dry-run").out
-    assert not accepted_file(filled).exists()
-    assert gate(filled, tmp_path).findings
-    subprocess.run(["git", "apply"], input=told, text=True, check=True, cwd=filled.paths.prefix)
-    assert gate(filled, tmp_path).open
 
 
 def test_of_two_at_once_none_is_lost(filled, tmp_path):

@@ -1,6 +1,8 @@
 """Verdicts for other programs are well formed, whatever a reason holds."""
 
 import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -51,6 +53,15 @@ def test_prometheus_lines_have_the_form_of_its_text_format():
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert all(sample.match(line) for line in lines)
     assert sum(line.startswith("hpcdl_check_status") for line in lines) == 5
+
+
+def test_promtool_finds_nothing_wrong():
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed (apt-get install prometheus)")
+    words, text = ["promtool", "check", "metrics"], as_prometheus({"site": "here", **RUN})
+    done = subprocess.run(words, input=text, text=True, capture_output=True, check=False)
+    assert done.returncode in {0, 3}, done.stderr
+    assert "error while linting" not in done.stderr
 
 
 def series(run):
