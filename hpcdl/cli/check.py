@@ -265,6 +265,7 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
     add("--day", default="sunday", choices=DAYS, help="day of the weekly checks (sunday)")
     add("--user", default="", metavar="NAME", help="systemd: user who runs the checks (you)")
     add("--runs", type=at_least(1), default=1, metavar="N", help="run every check N times (1)")
+    add("--explain", action="store_true", help="say what it will do tonight, and write nothing")
     add("--command", default="", metavar="PATH", help="hpcdl executable to run (default: this one)")
     add("--notify", default="", metavar="FILE", help="whom the gate notifies of changes")
 
@@ -272,7 +273,15 @@ def _ci_options(parser: argparse.ArgumentParser) -> None:
 @command("hpcdl check ci gitlab --output .gitlab-ci.yml", _ci_options, changes=True)
 def _ci(args: argparse.Namespace) -> ExitCode:
     """Render a nightly pipeline: GitLab, GitHub, scrontab or systemd."""
-    from hpcdl.regress.ci import Request, render, site_file, this_command, unit_user, write
+    from hpcdl.regress.ci import (
+        Request,
+        explained,
+        render,
+        site_file,
+        this_command,
+        unit_user,
+        write,
+    )
 
     site = the_site(args)
     given: dict[str, Any] = {one.name: getattr(args, one.name, "") for one in fields(Request)}
@@ -285,6 +294,9 @@ def _ci(args: argparse.Namespace) -> ExitCode:
             "command": args.command or this_command(),
         }
     )
+    if args.explain:
+        text = explained(site, request)
+        return show(args, {"explained": text.splitlines()}, text)
     files = render(args.kind, site, request)
     if args.output is None or args.dry_run:
         several = len(files) > 1

@@ -129,6 +129,20 @@ def unit_user(given: str, site: Site) -> str:
     return user
 
 
+def explained(site: Site, request: Request) -> str:
+    """What a pipeline will do tonight, in a line, and in the next one every week."""
+    (hour, minute), again = _time(request), site.remeasure
+    weekly = f"{(hour + _WEEKLY_AFTER) % 24:02d}:{minute:02d}"
+    budget = f"at most {again.runs} more, for {again.minutes:g} minutes" if again.runs else "none"
+    who = f" as {request.user}" if request.user else ""
+    tells = f", which tells whom {request.notify} names" if request.notify else ""
+    return (
+        f"every night at {request.at}{who}: checks with the tags nightly and node, runs: "
+        f"{request.runs}, again where suspicious: {budget}; then report and gate{tells}\n"
+        f"on {request.day} at {weekly}{who}: checks with the tag weekly"
+    )
+
+
 def write(files: Mapping[str, str], output: Path) -> list[Path]:
     """Write a pipeline: one file to `output`, several into it as a directory; their paths."""
     single = len(files) == 1 and not output.is_dir()

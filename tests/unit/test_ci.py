@@ -19,7 +19,7 @@ import yaml
 from hpcdl.cli import main
 from hpcdl.regress import ci
 from hpcdl.regress.answer import Finding, GateAnswer
-from hpcdl.regress.ci import KINDS, Request, render, run_night, site_file, unit_user
+from hpcdl.regress.ci import KINDS, Request, explained, render, run_night, site_file, unit_user
 from hpcdl.regress.identity import Series
 from hpcdl.regress.run_directory import last_page
 from hpcdl.system.errors import BadInput, MissingPrerequisite
@@ -231,6 +231,13 @@ def test_units_run_as_somebody_who_exists_and_as_root_only_if_said(three_generat
         with pytest.raises(BadInput, match=said):
             unit_user(given, three_generations)
     assert unit_user("root", three_generations) == "root"
+
+
+def test_a_pipeline_says_what_it_will_do(three_generations):
+    said = explained(three_generations, Request("site.yaml", user="hpc", at="02:30", runs=3))
+    assert "every night at 02:30 as hpc: checks with the tags nightly and node, runs: 3" in said
+    assert "again where suspicious: at most 4 more, for 30 minutes" in said
+    assert "on sunday at 08:30 as hpc" in said
 
 
 # The project's own pipelines: sound for their services, and they call make's targets alone.
