@@ -303,9 +303,13 @@ def fit_effects(found: Sequence[OneGpuRow]) -> dict[str, Any]:
     return shipped
 
 
-def one_gpu_errors(found: Sequence[OneGpuRow]) -> dict[str, list[float]]:
-    """Logs of predicted over measured: by what was hidden from the prediction."""
-    kinds: dict[str, list[float]] = {"same": [], "foreign": [], "borrowed": [], "unseen": []}
+Judged = tuple[float, str]
+"""The log of a predicted rate over the measured one, and the row's source."""
+
+
+def one_gpu_errors(found: Sequence[OneGpuRow]) -> dict[str, list[Judged]]:
+    """Errors by what was hidden from the prediction."""
+    kinds: dict[str, list[Judged]] = {"same": [], "foreign": [], "borrowed": [], "unseen": []}
     sources: dict[str, list[OneGpuRow]] = defaultdict(list)
     joined: dict[tuple[str, ...], list[OneGpuRow]] = defaultdict(list)
     networks: dict[str, list[OneGpuRow]] = defaultdict(list)
@@ -327,7 +331,7 @@ def one_gpu_errors(found: Sequence[OneGpuRow]) -> dict[str, list[float]]:
             alike = told.nearest is not None and told.nearest.framework.startswith(name)
             group = kind(row, told.nearest is not None, alike)
             if group:
-                kinds[group].append(told.part - row.part)
+                kinds[group].append((told.part - row.part, row.source))
 
     for hidden in sources.values():
         judge(hidden, lambda _, joins, alike: ("same" if alike else "foreign") if joins else "")
@@ -338,11 +342,21 @@ def one_gpu_errors(found: Sequence[OneGpuRow]) -> dict[str, list[float]]:
     return kinds
 
 
-def one_gpu_ranges(found: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+def one_gpu_inside(judged: Sequence[Judged]) -> float:
+    """The part of rows inside a range that was made without their source."""
+    hits = []
+    for source in {source for _, source in judged}:
+        bounds = one_gpu_ranges({"": [one for one in judged if one[1] != source]})[""]
+        own = [math.exp(-log) for log, of in judged if of == source]
+        hits += [bounds["low"] <= factor <= bounds["high"] for factor in own]
+    return statistics.fmean(hits)
+
+
+def one_gpu_ranges(found: dict[str, list[Judged]]) -> dict[str, dict[str, float]]:
     """Factors on a predicted rate between which eight of ten measured rates lay."""
     shipped = {}
     for kind, logs in found.items():
-        ordered = sorted(-log for log in logs)  # measured over predicted
+        ordered = sorted(-log for log, _ in logs)  # measured over predicted
         tail = int(_ONE_TAIL * len(ordered))
         low, high = math.exp(ordered[tail]), math.exp(ordered[-1 - tail])
         shipped[kind] = {"low": round(low, 3), "high": round(high, 3)}
@@ -500,7 +514,11 @@ def report() -> str:
         "unseen": "network hidden",
     }
     alone = [
-        (names[kind], *errors([math.exp(log) - 1 for log in logs]).cells)
+        (
+            names[kind],
+            *errors([math.exp(log) - 1 for log, _ in logs]).cells,
+            f"{one_gpu_inside(logs):.0%}",
+        )
         for kind, logs in one.items()
     ]
     return "\n".join(
@@ -512,7 +530,7 @@ def report() -> str:
             "",
             table([(k, f"{v:.0%}") for k, v in ranges.items()], ("inside the range of 80 %", "")),
             "",
-            table(alone, ("one GPU", "rows", "median", "90 %", "bias")),
+            table(alone, ("one GPU", "rows", "median", "90 %", "bias", "inside")),
             "",
             language.report(),
             "",
