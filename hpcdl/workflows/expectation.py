@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from hpcdl.predict.request import ScalingRequest
     from hpcdl.predict.start import Exchange
 
-_CASE = re.compile(r"(?P<strategy>[a-z_]+)-(?P<nodes>[0-9]{1,4})x(?P<local>[0-9]{1,4})")
+_CASE = re.compile(r"horovod-(?P<nodes>[0-9]{1,4})x(?P<local>[0-9]{1,4})")
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
 _LARGEST_DESCRIPTION = 20_000_000
@@ -285,7 +285,7 @@ def links_of(site: Site, place: Partition, asked: ScalingRequest) -> tuple[Excha
     with suppress(*_UNUSABLE):
         gpu = asked.partition.gpu
         local = gpu.per_node if gpu else asked.partition.sockets
-        return measured_links(site, place, "horovod", local)
+        return measured_links(site, place, local)
     return ()
 
 
@@ -396,25 +396,19 @@ def steps_of(training: TrainingRun, ranks: int, images: int | None) -> int:
     return planned_steps(training.options, facts_of(training.options.model), per_epoch)
 
 
-def measured_links(
-    site: Site, partition: Partition, strategy: str, local: int
-) -> tuple[Exchange, ...]:
+def measured_links(site: Site, partition: Partition, local: int) -> tuple[Exchange, ...]:
     """Return the site's measurements of links within a node and between nodes.
 
     Of several numbers of ranks per node, the one nearest to `local` counts. References of
     another machine that emulated the cluster are none of this one.
     """
-    known = list(_exchanges(site, partition, strategy))
-    near = [one for one in known if one.nodes == 1]
-    far = [one for one in known if one.nodes > 1]
-    return tuple(
-        min(some, key=lambda one: (abs(one.local - local), one.nodes))
-        for some in (near, far)
-        if some
-    )
+    known = sorted(_exchanges(site, partition), key=lambda one: (abs(one.local - local), one.nodes))
+    # Those within a node first, as requests have them.
+    near, far = ([one for one in known if (one.nodes > 1) is wide] for wide in (False, True))
+    return (*near[:1], *far[:1])
 
 
-def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exchange]:
+def _exchanges(site: Site, partition: Partition) -> Iterator[Exchange]:
     from hpcdl.predict.start import Exchange, bus_rate
 
     path = site_file(site, partition.reference_set)
@@ -426,7 +420,7 @@ def _exchanges(site: Site, partition: Partition, strategy: str) -> Iterator[Exch
     ]
     for case, group in groupby(sorted(rows, key=lambda row: row.case), lambda row: row.case):
         match = _CASE.fullmatch(case)
-        if not match or match["strategy"] != strategy:
+        if not match:
             continue
         nodes, local = int(match["nodes"]), int(match["local"])
         rates = [(sizes[row.metric], row.value) for row in group if row.metric in sizes]

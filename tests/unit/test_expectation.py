@@ -250,16 +250,11 @@ def test_several_nodes_are_priced_by_the_site_s_own_links(checked, three_generat
     assert measured.source == f"{published.source}, links by the site's all-reduce check"
 
 
-def test_the_check_nearest_in_ranks_and_of_the_same_strategy_counts(checked):
-    partition = checked.partition("p100")
-    for strategy, local, nodes, of_check in [
-        ("horovod", 4, 2, 4),
-        ("horovod", 1, 4, 1),
-        ("multiworker", 1, 2, 4),
-    ]:
-        (found,) = measured_links(checked, partition, strategy, local)
+def test_the_check_of_horovod_nearest_in_ranks_counts(checked):
+    for local, nodes, of_check in ((4, 2, 4), (1, 4, 1)):
+        (found,) = measured_links(checked, checked.partition("p100"), local)
         assert (found.nodes, found.local) == (nodes, of_check)
-    assert measured_links(checked, checked.partition("k80"), "horovod", 4) == ()
+    assert measured_links(checked, checked.partition("k80"), 4) == ()
 
 
 def test_a_job_of_one_rank_and_references_that_cannot_be_read_cost_the_links_only(checked):
