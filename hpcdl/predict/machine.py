@@ -160,15 +160,11 @@ def of_partition(partition: PredictedNodes) -> Machine:
     return replace(machine, name=partition.name, per_node=gpu.per_node, nodes=partition.nodes)
 
 
-def _pcie(gpu: Gpu) -> str:
-    """The generation of PCI Express that a GPU has."""
-    capability = float(gpu.compute)
-    return "pcie3" if capability < 8 else "pcie4" if capability < 9 else "pcie5"
-
-
 def usual_link(gpu: Gpu) -> str:
     """Return the link between GPUs of a kind in a node: as given, else NVLink if they have it."""
-    return gpu.figures.fabric or ("nvlink" if gpu.nvlink else _pcie(gpu))
+    capability = float(gpu.compute)
+    pcie = "pcie3" if capability < 8 else "pcie4" if capability < 9 else "pcie5"
+    return gpu.figures.fabric or ("nvlink" if gpu.nvlink else pcie)
 
 
 def of_gpu(gpu: Gpu | str, link: str, cores: int, network: Link | None) -> Machine:
@@ -306,10 +302,6 @@ class TransformerShape:
         """
         return tokens * (self.block_parameters + 2.0 * self.hidden * tokens)
 
-    def block_moved(self, tokens: int) -> float:
-        """Elements of one sequence that a block moves."""
-        return tokens * (12.0 * self.hidden + 2 * self.inner + 2 * self.heads * tokens)
-
     @property
     def table(self) -> int:
         """Parameters of the embedding, and of the output."""
@@ -380,6 +372,7 @@ def transformer(name: str, shape: TransformerShape, tokens: int) -> NetworkSums:
     # One table where input and output share it.
     tables = shape.table * (2 if shape.untied else 1)
     ends_moved = tokens * (2.0 * shape.hidden + shape.vocabulary)
+    block_moved = tokens * (12.0 * shape.hidden + 2 * shape.inner + 2 * shape.heads * tokens)
     return NetworkSums(
         name,
         tokens,
@@ -388,7 +381,7 @@ def transformer(name: str, shape: TransformerShape, tokens: int) -> NetworkSums:
         shape.blocks * shape.block_parameters + tables,
         14 * shape.blocks + 2,
         shape.blocks * shape.block_macs(tokens) + float(tokens * shape.table),
-        shape.blocks * shape.block_moved(tokens) + ends_moved,
+        shape.blocks * block_moved + ends_moved,
         0.0,
         shape,
     )

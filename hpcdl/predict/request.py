@@ -439,7 +439,9 @@ def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
             "a split transformer exchanges in its own form, and reads no images",
             hint="leave out --form, and what describes images; zero=3 is FSDP",
         )
-    machine = _with_links(request, of_partition(request.partition))
+    machine = of_partition(request.partition)
+    for exchange in request.exchanges:  # links that the site's checks measured
+        machine = start.with_exchange(machine, exchange)
     if run := request.run:
         start.same_machine(run, machine)
     work = _workload(request, run, machine)
@@ -448,13 +450,6 @@ def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
     if request.images_per_second is not None:
         return machine, work, start.from_images_per_second(request.images_per_second, work)
     return machine, work, start.from_facts(machine, work)
-
-
-def _with_links(request: ScalingRequest, machine: Machine) -> Machine:
-    """The machine with the links that the site's checks measured."""
-    for exchange in request.exchanges:
-        machine = start.with_exchange(machine, exchange)
-    return machine
 
 
 def _workload(request: ScalingRequest, run: MeasuredRun | None, machine: Machine) -> Workload:
