@@ -13,7 +13,7 @@ TIME = r"(\d{1,5}-)?\d{1,7}(:\d{1,7}){0,2}|\d{1,5}-"
 """What sbatch takes for a time limit, beside `unlimited`: seconds above 59 count as well."""
 CHARGED = r"^[A-Za-z0-9_][A-Za-z0-9_.,:@+-]{0,127}$"
 """The name of an account or of a quality of service."""
-_SIZE = re.compile(r"(\d{1,12})(?:([KMGT])B?)?", re.ASCII | re.IGNORECASE)
+_SIZE = re.compile(r"\+?(\d{1,12})(?:([KMGT])B?)?", re.ASCII | re.IGNORECASE)
 
 
 class OptionFact(NamedTuple):

@@ -5,12 +5,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcdl.cli.framework import build_parser
 from hpcdl.jobs.script import answers, as_ours, directives
-from hpcdl.jobs.spec import JobSpec, check_spec, command_of, minutes_of
+from hpcdl.jobs.spec import JobSpec, check_spec, command_of, megabytes_of, minutes_of
 from hpcdl.slurm.options import known_options
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import bash_word, bash_words
@@ -62,12 +63,23 @@ def test_times_are_taken_as_sbatch_takes_them(text, minutes):
     assert minutes_of(text) == minutes
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "-1", "1h", "1:2:3:4", "\u0665", "5\n", "unlimited", "0", "0:00"]
-)
-def test_what_is_no_time_limit_is_refused(text):
-    with pytest.raises(BadInput, match="is not a time limit"):
-        minutes_of(text)
+# What sbatch takes, and we do not: no limit, no time, all memory of a node, what no job needs.
+OURS = {
+    "time": (minutes_of, "0 -1 infinite unlimited 4294967295 99999999999"),
+    "mem": (megabytes_of, "0 0g 99999999t"),
+}
+
+
+@pytest.mark.parametrize("option", OURS)
+def test_times_and_sizes_are_those_that_the_real_sbatch_takes(option):
+    tried = yaml.safe_load((Path(__file__).parent / "lint/values.yaml").read_text())[option]
+    read, refused = OURS[option]
+    for text in tried["accepted"]:
+        if text.lower() not in refused.split():
+            assert read(text) >= 1
+    for text in (*tried["refused"], *refused.split(), "", "x", "\u0665", "5\n", "64b"):
+        with pytest.raises(BadInput, match=r"is not a time limit|is no size|no job runs for years"):
+            read(text)
 
 
 @given(st.text(max_size=20))
