@@ -52,17 +52,6 @@ _RECENT_JOBS = 30
 _FEWEST_STEPS = 10
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
 _SHORTEST_ESTIMATE = 0.005
-# What may be wrong with the files of other jobs and with data sets: not this job's fault.
-_UNUSABLE = (
-    HpcdlError,
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
 
 
 @dataclass(frozen=True)
@@ -112,8 +101,11 @@ class TrainingRun(NamedTuple):
 
 
 def expect(site: Site, spec: JobSpec) -> Expectation | None:
-    """Return what a job should reach; None if that is unknown. Never fails."""
-    with suppress(*_UNUSABLE):
+    """Return what a job should reach; None if that is unknown.
+
+    Never fails: what is wrong with a data set, or with files of other jobs, is not this job's.
+    """
+    with suppress(Exception):
         nodes, layout = plan_on(site, spec)
         training = training_of(spec.program, layout.world_size, spec.data)
         if training is not None and training.options.delay_ms == 0:
@@ -246,7 +238,7 @@ def last_result(
     """
     candidates: list[tuple[int, Path]] = []
     for folder in _recent_jobs(site):
-        with suppress(*_UNUSABLE):
+        with suppress(Exception):
             record = asked_for(folder)
             shape = record["layout"]
             ranks = int(shape["nodes"]) * int(shape["tasks_per_node"])
@@ -282,7 +274,7 @@ def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) ->
 
 def links_of(site: Site, place: Partition, asked: ScalingRequest) -> tuple[Exchange, ...]:
     """Return the site's all-reduce measurements of a partition's links, if any."""
-    with suppress(*_UNUSABLE):
+    with suppress(Exception):
         gpu = asked.partition.gpu
         local = gpu.per_node if gpu else asked.partition.sockets
         return measured_links(site, place, local)
