@@ -196,11 +196,13 @@ def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:
     """This user's submissions and when they were made, the newest first."""
     links = []
     with suppress(OSError), os.scandir(index(site)) as entries:
-        links = [
-            (entry.stat(follow_symlinks=False).st_mtime, entry.path)
+        found = (
+            (entry.stat(follow_symlinks=False), entry.path)
             for entry in entries
             if entry.name.partition(".")[0].isdigit()
-        ]
+        )
+        # Others may have any number of links there.
+        links = [(one.st_mtime, path) for one, path in found if one.st_uid == os.geteuid()]
     seen = set()
     for submitted, path in sorted(links, reverse=True):
         with suppress(BadInput, OSError):  # its directory was removed, or cannot be read

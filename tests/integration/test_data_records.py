@@ -274,12 +274,14 @@ def test_images_with_a_table_become_records_and_its_faults_are_named_by_line(run
     files = {f"{n}.jpg": picture(64, 60 + n) for n in range(12)}
     for name, data in {**files, "cut.jpg": BAD[3], "text.jpg": BAD[1]}.items():
         (images / name).write_bytes(data)
+    (runs.folder / "own.jpg").write_bytes(files["1.jpg"])  # a stranger's table may name it
     rows = [f"{n}.jpg,{('cat', 'dog')[n % 2]}" for n in range(12)]
     words = ("make", "folder", "mine", "--images=images", "--labels=labels.csv")
     for lines, says in (
         (["no.jpg,cat", "1.jpg", *rows], ("csv:2: there is no image", "csv:3: no label")),
         (["1.jpg,cat", "cut.jpg,dog"], ("cut.jpg cannot be read", "take line 3 out of the CSV")),
         (["1.jpg,cat", "1.jpg,dog"], ("csv:3: the image of line 2 again",)),
+        (["1.jpg,cat", "../own.jpg,cat"], ("csv:3: there is no image", "own.jpg in")),
         (["1.jpg,cat", "text.jpg,"], ("csv:3: no label",)),
     ):
         table.write_text("\n".join(["file,class", *lines]))

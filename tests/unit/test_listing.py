@@ -8,10 +8,10 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs import JobSpec, Module, sweep
+from hpcdl.jobs import JobSpec, Module, listing, sweep
 from hpcdl.jobs.listing import as_text, own_jobs
 from hpcdl.jobs.manifest import read_manifest
-from hpcdl.jobs.submission import index, submit
+from hpcdl.jobs.submission import Submission, index, submit
 from hpcdl.slurm import client, once
 from tests.make.sites import takes_every_job
 from tests.strangers import as_root
@@ -101,6 +101,19 @@ def test_an_array_that_nobody_knows_of_is_unconfirmed(site, monkeypatch):
     assert [(one.job_id, one.state) for one in own_jobs(site, 5)] == [(None, "UNCONFIRMED")]
     monkeypatch.setattr(once, "by_token", lambda tokens: dict.fromkeys(tokens, (12,)))
     assert [one.job_id for one in own_jobs(site, 5)] == [12]
+
+
+@as_root
+def test_what_others_link_in_the_index_costs_nothing(site, monkeypatch):
+    """Each of 100,000 links was read, and Slurm's answers sought for it."""
+    run = submit(site, JobSpec("p100"), Module(()))
+    for number in range(1000, 1100):
+        (index(site) / str(number)).symlink_to(site.paths.work / "theirs")
+        os.chown(index(site) / str(number), 65534, 65534, follow_symlinks=False)
+    sought = Mock(side_effect=lambda _, path: Submission(7, run.folder))
+    monkeypatch.setattr(listing, "find", sought)
+    assert [one.folder for one in own_jobs(site, 5)] == [run.folder]
+    assert sought.call_count == 1
 
 
 @as_root
