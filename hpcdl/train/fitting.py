@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 import hpcdl
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train import keras_parts
 from hpcdl.train.averaging import ROWS, Board, distribute
 from hpcdl.train.data.source import DataSource, unreadable
@@ -329,7 +329,15 @@ def clear_errors() -> Iterator[None]:
         if isinstance(fault, UnicodeDecodeError) or "IteratorGetNext" in str(fault):
             raise unreadable(fault) from fault
         raise
-    except (ValueError, TypeError, KeyError) as fault:
+    except (HpcdlError, MemoryError):
+        raise
+    except Exception as fault:  # of a program's own code anything
+        *_, last = traceback.extract_tb(fault.__traceback__)
+        if not last.filename.startswith((sys.prefix, sys.base_prefix, *hpcdl.__path__)):
+            message = "code of the model, the data or a callback raised an error"
+            raise BadInput(message, details=origin(fault)) from fault
+        if not isinstance(fault, (ValueError, TypeError, KeyError)):
+            raise
         where = [*origin(fault), *str(fault).strip().splitlines()[-1:]]
         raise BadInput(
             "Keras cannot train this model on these data",
@@ -337,12 +345,6 @@ def clear_errors() -> Iterator[None]:
             hint="the model's outputs, the loss, the metrics and the labels must fit; "
             "`model.fit` in plain Keras fails, too",
         ) from fault
-    except (RuntimeError, AttributeError, ArithmeticError, LookupError, OSError) as fault:
-        *_, last = traceback.extract_tb(fault.__traceback__)
-        if last.filename.startswith((sys.prefix, sys.base_prefix, *hpcdl.__path__)):
-            raise  # not a program's own code
-        message = "code of the model, the data or a callback raised an error"
-        raise BadInput(message, details=origin(fault)) from fault
 
 
 def broadcast(fitting: Fitting) -> None:

@@ -98,7 +98,10 @@ def leaves(split):
 
 class Breaks(tf.keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
-        raise RuntimeError("a mistake in a callback")
+        raise KeyError("a mistake in a callback")
+
+def mistyped(labels, outputs):
+    return outpust - labels
 
 def endless(split):
     return pipeline(split).repeat()
@@ -181,6 +184,7 @@ def test_what_own_code_does_to_a_run_is_said(own):
     own("another_order", ranks=2, code=2, says="the ranks were given different data")
     own("leaves", code=1, says="called sys.exit(0)")
     own("arrays", "--callback=mine:Breaks", code=2, says="a mistake in a callback")
+    own("arrays", "--loss=mine:mistyped", code=2, says="NameError: name 'outpust'")
 
 
 @pytest.fixture
