@@ -9,6 +9,8 @@ if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\e[1m' plain=$'\e[0m'; fi
 
 finish() {
   printf '\nDone in %s s. To explore the cluster:\n' $((SECONDS - begun))
+  # `make demo` puts this environment's programs before a PATH that may lack them.
+  PATH=${PATH#*:} type -P hpcdl >/dev/null || printf '  export PATH=%s:$PATH\n' "${PATH%%:*}"
   printf '  %s\n' 'export HPCDL_SITE=embedded' \
     'eval "$(hpcdl cluster env)"; squeue; sinfo; module avail' \
     'hpcdl cluster down    # stops the cluster'

@@ -7,31 +7,30 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import Group, command, option, show, the_site
 from hpcdl.system.amounts import amount, positive
-from hpcdl.system.errors import BadInput, CheckFailed, ExitCode
-from hpcdl.system.text import duration, table
+from hpcdl.system.errors import (
+    BadInput,
+    CheckFailed,
+    ExitCode,
+    HpcdlError,
+    MissingPrerequisite,
+    PartlyDone,
+)
+from hpcdl.system.signals import terminable
+from hpcdl.system.text import StatusLine, duration, paint, table
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
-    from hpcdl.stack.publish import PublishResult
-    from hpcdl.stack.verify import Proof
-
-
-import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
-
-from hpcdl.system.errors import HpcdlError, MissingPrerequisite, PartlyDone
-from hpcdl.system.signals import terminable
-from hpcdl.system.text import StatusLine, paint
-
-if TYPE_CHECKING:
     from hpcdl.stack.build import Blocked
+    from hpcdl.stack.publish import PublishResult
     from hpcdl.stack.release import Release, ReleasePlan
+    from hpcdl.stack.verify import Proof
 
 
 def _resolve_arguments(parser: argparse.ArgumentParser) -> None:
