@@ -21,7 +21,7 @@ from hpcdl.jobs.lint.shell import parser
 from hpcdl.slurm.rules import SEVERITIES, SlurmRelease, as_release, known_releases, rule
 from hpcdl.system.document import Document, Fault, Mark, Scalar, show_fault
 from hpcdl.system.errors import BadInput, ExitCode, MissingPrerequisite
-from hpcdl.system.files import unreadable
+from hpcdl.system.files import open_regular
 from hpcdl.system.resources import to_install
 from hpcdl.system.text import count_of, paint
 
@@ -219,9 +219,7 @@ def scripts(paths: Sequence[Path]) -> Iterator[tuple[Path, str | BadInput]]:
 def _below(directory: Path) -> Iterator[Path]:
     for parent, directories, names in os.walk(directory):
         directories[:] = sorted(name for name in directories if not name.startswith("."))
-        files = (Path(parent, name) for name in sorted(names))
-        # A pipe in a directory may have no writer, ever; one that is named is <(...) of a shell.
-        yield from (path for path in files if path.is_file())
+        yield from (Path(parent, name) for name in sorted(names))
 
 
 def _attempt(path: Path) -> str | BadInput:
@@ -236,16 +234,11 @@ def read_script(path: Path) -> str:
 
     Raises BadInput: it cannot be read, is larger than any batch script, or is none.
     """
-    try:
-        if str(path) == "-":
-            data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        elif path.exists() and not path.is_file() and not _own_pipe(path):
-            raise BadInput(f"{path} is no file", hint=_WHAT)
-        else:
-            with path.open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-    except (OSError, ValueError) as fault:
-        raise unreadable(path, fault) from fault
+    if str(path) == "-":
+        data = sys.stdin.buffer.read(MAX_BYTES + 1)
+    else:
+        with open_regular(path, "batch script") as file:
+            data = file.read(MAX_BYTES + 1)
     if len(data) > MAX_BYTES:
         raise BadInput(
             f"{path} is larger than {MAX_BYTES // 1024**2} MB, and sbatch takes no more",
@@ -264,11 +257,6 @@ def read_script(path: Path) -> str:
     except UnicodeDecodeError:
         text = data.decode("latin-1")
     return require_script(text, str(path))
-
-
-def _own_pipe(path: Path) -> bool:
-    """Return whether it is a pipe as `<(...)` is; one of another user may never end."""
-    return path.is_fifo() and path.stat().st_uid == os.getuid()
 
 
 def require_script(text: str, name: str, hint: str = _WHAT) -> str:
