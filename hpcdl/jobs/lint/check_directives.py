@@ -244,7 +244,7 @@ def options_given_twice(job: Job) -> Iterator[Hit]:
     for part in job.script.components:
         for option in part.given:
             last = part.last(option.name)
-            added = option.name in {"mail-type", "export"}
+            added = option.name == "mail-type"
             if last and last is not option and last.text != option.text and not added:
                 detail = f"--{option.name} {option.text[:30]} here, {last.text[:30]} later"
                 yield at("option-twice", option, detail)
@@ -282,14 +282,11 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
             yield at("count-wanted", tasks, "no GPUs or tasks are asked for")
 
 
-@checks("export-comma", "export-twice")
+@checks("export-comma")
 def export_lists(job: Job) -> Iterator[Hit]:
-    """--export given twice, or with commas inside of a value."""
+    """--export with commas inside of a value."""
     for _, options in job.commands_at():
-        exports = [option for option in options.given if option.name == "export"]
-        if len({option.text for option in exports}) > 1:
-            yield at("export-twice", exports[-1])
-        for option in exports:
+        for option in (one for one in options.given if one.name == "export"):
             parts = option.text.split(",")
             text = next((part for part in parts if part and not _NAME.match(part)), None)
             if text is not None and "=" in option.text and len(parts) > 1:
