@@ -1,8 +1,8 @@
 """Copies a data set to the node's own disk: in parallel, and only what fits.
 
 What does not fit is linked to its place, so that a program sees the whole data set either way. A
-node's disk is everybody's: the copy is in a new directory that only its user can change. Standard
-library only: it runs once per node, before the ranks.
+node's disk is everybody's: the copy is in a directory that only its user can change. Nodes may
+share it, as emulated ones do. Standard library only: it runs once per node, before the ranks.
 """
 
 from __future__ import annotations
@@ -35,41 +35,47 @@ class StagedFiles(NamedTuple):
 def stage(
     source: Path, target: Path, *, workers: int = 8, reserve: int = RESERVE_BYTES
 ) -> StagedFiles:
-    """Put `source` on the disk of `target`, a directory that is new or empty.
+    """Put `source` on the disk of `target`, which another node may fill at the same time.
 
     Raises:
-        BadInput: `source` is not a directory, or `target` is not empty.
-        MissingPrerequisite: `target` cannot be written, or others could change it.
+        BadInput: `source` is not a directory.
+        MissingPrerequisite: `target` cannot be written, others could change it, or it has links.
         CheckFailed: a copy is shorter or longer than its source.
     """
     if not source.is_dir():
         raise BadInput(f"the data set {source} is not a directory", hint="name that of its shards")
     make_private(target)
-    if any(target.iterdir()):
-        raise BadInput(f"{target} is not empty", hint="name a new directory, or empty this one")
     space = shutil.disk_usage(target).free - reserve
     staged = StagedFiles([], [])
     for name, size in sorted(_files(source)):
         fits = size <= space
         (staged.copied if fits else staged.linked).append((name, size))
         space -= size * fits
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        folder = (target / name).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.resolve() != (target.resolve() / name).parent:
+            raise MissingPrerequisite(f"{folder} is a link", hint=f"remove {target}, stage anew")
     for name, _ in staged.linked:
-        (target / name).symlink_to((source / name).absolute())
+        with suppress(FileExistsError):
+            (target / name).symlink_to((source / name).absolute())
     with ThreadPoolExecutor(max(1, workers)) as pool:
         list(pool.map(lambda file: _copy(source / file[0], target / file[0]), staged.copied))
     return staged
 
 
 def _copy(source: Path, target: Path) -> None:
+    """Copy a file under a name of its own, and rename it."""
+    aside = target.with_name(f".{target.name}.{os.urandom(4).hex()}")
     try:
-        shutil.copyfile(source, target)
-        same = source.stat().st_size == target.stat().st_size
+        shutil.copyfile(source, aside)
+        if source.stat().st_size != aside.stat().st_size:
+            message = f"the copy of {source} on this node has another size"
+            raise CheckFailed(message, hint="is it written to at the same time?")
+        aside.replace(target)
     except OSError as fault:
         raise MissingPrerequisite(f"cannot copy {source} to {target}: {fault.strerror}") from fault
-    if not same:
-        message = f"the copy of {source} on this node has another size"
-        raise CheckFailed(message, hint="is it written to at the same time?")
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl.jobs.stage import remove_left, stage
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import umask
 from hpcdl.system.text import bash_expandable
 from tests.strangers import as_root, stranger
@@ -42,12 +42,19 @@ def test_what_staging_makes_on_the_way_is_not_open_to_the_group(data, shared):
     assert [(shared / n).stat().st_mode & 0o777 for n in ("user", "user/deep")] == [0o755] * 2
 
 
-def test_a_directory_with_files_is_not_filled(data, tmp_path):
-    """Whatever is there, such as a link to another place, is not written through."""
+def test_nodes_that_share_a_disk_fill_one_directory(data, tmp_path):
+    for _ in range(2):
+        stage(data, tmp_path / "node", reserve=0)
+        stage(data, tmp_path / "full", reserve=10**15)
+    assert len([path for path in tmp_path.glob("node/**/*") if path.is_file()]) == 5
+    assert all(path.is_symlink() for path in tmp_path.glob("full/train/*"))
+
+
+def test_a_link_inside_the_copy_is_not_followed(data, tmp_path):
     (tmp_path / "node").mkdir(mode=0o700)
     (tmp_path / "home/train").mkdir(parents=True)
     (tmp_path / "node/train").symlink_to(tmp_path / "home/train")
-    with pytest.raises(BadInput, match="is not empty"):
+    with pytest.raises(MissingPrerequisite, match="is a link"):
         stage(data, tmp_path / "node", reserve=0)
     assert not list((tmp_path / "home/train").iterdir())
 
