@@ -76,14 +76,6 @@ class DeviceCode:
         return f"{'sm' if self.machine else 'compute'}_{self.sm}{self.suffix}"
 
 
-@dataclass(frozen=True)
-class SharedObject:
-    """A file and the device code in it."""
-
-    path: Path
-    codes: tuple[DeviceCode, ...]
-
-
 def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
     """Return whether code runs on a GPU of this compute capability, such as `6.0`.
 
@@ -124,14 +116,14 @@ def _dynamic_tags(data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
                 yield (*_TAG.unpack_from(data, place), place)
 
 
-def survey(*roots: Path) -> list[SharedObject]:
-    """Every shared object below the roots that has device code, each file once.
+def survey(*roots: Path) -> dict[Path, tuple[DeviceCode, ...]]:
+    """The code of every shared object below the roots that has some, each file once.
 
     Links are followed, to directories too: Spack's view of a release has nothing else.
     """
     seen: set[Path] = set()
     paths = (path for path in shared_objects(*roots) if _is_new(path, seen))
-    return [SharedObject(path, codes) for path in paths if (codes := read_device_code(path))]
+    return {path: codes for path in paths if (codes := read_device_code(path))}
 
 
 def shared_objects(*roots: Path) -> Iterator[Path]:
@@ -258,7 +250,7 @@ def _objects(release: Release) -> list[Path]:
 def code_faults(release: Release) -> tuple[list[str], str]:
     """Return the fault of Horovod's machine code (it must be for its GPUs alone), else its kind."""
     folders = release.prefix.glob("lib/python3*/site-packages/horovod")
-    codes = {code for found in survey(*folders) for code in found.codes if code.machine}
+    codes = {code for each in survey(*folders).values() for code in each if code.machine}
     have = ", ".join(sorted(map(str, codes))) or "none"
     wanted = ", ".join(sorted(f"sm_{one.replace('.', '')}" for one in release.needs["compute"]))
     faults = [] if have == wanted else [f"it has {have}, and the release is for {wanted}"]

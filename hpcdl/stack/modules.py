@@ -196,13 +196,8 @@ def write_site_files(site: Site) -> None:
 
 def profile(shell: str, modules: Path) -> str:
     """A profile for `sh`, `csh` or `fish`: puts the directory behind MODULEPATH, once."""
-    quote = _fish_quoted if shell == "fish" else shlex.quote
     template = templates("profile").get_template(f"profile.{shell}.j2")
-    return template.render(modules=quote(str(modules)))
-
-
-def _fish_quoted(path: str) -> str:
-    return "'" + path.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return template.render(modules=shlex.quote(str(modules)))
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -302,18 +302,8 @@ class Integrity:
 
     def as_data(self) -> dict[str, Any]:
         """For machines."""
-        return {
-            "schema": 1,
-            "release": self.release,
-            "ok": self.ok,
-            "files": self.files,
-            "bytes": self.size,
-            "seconds": round(self.seconds, 2),
-            "full": self.full,
-            "changed": list(self.changed),
-            "missing": list(self.missing),
-            "added": list(self.added),
-        }
+        whole = {**asdict(self), "seconds": round(self.seconds, 2)}
+        return {"schema": 1, "ok": self.ok, "bytes": whole.pop("size"), **whole}
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

@@ -375,21 +375,19 @@ def check_device_code(
         faults += [] if gpus else [f"{partition.name}: the release is for none of its GPUs"]
         for label, gpu in gpus:
             where = f"{label} ({gpu.compute})"
-            verdicts = [(runs_on(binary.codes, gpu.compute), binary) for binary in objects]
+            verdicts = [(runs_on(codes, gpu.compute), path) for path, codes in objects.items()]
             faults += [
-                f"{where}: {binary.path.name} has {', '.join(map(str, binary.codes))}"
-                for verdict, binary in verdicts
+                f"{where}: {path.name} has {', '.join(map(str, objects[path]))}"
+                for verdict, path in verdicts
                 if verdict == "no"
             ]
-            foreign = [binary.path.name for verdict, binary in verdicts if verdict == "foreign"]
+            foreign = [path.name for verdict, path in verdicts if verdict == "foreign"]
             if foreign and not run_there:
                 faults.append(
                     f"{where}: {', '.join(foreign[:3])} has only PTX of an older generation, which "
                     "proves nothing; a job of the gate on that partition does"
                 )
-            by_driver = [
-                binary.path.name for verdict, binary in verdicts if verdict in {"ptx", "foreign"}
-            ]
+            by_driver = [path.name for verdict, path in verdicts if verdict in {"ptx", "foreign"}]
             note = f"only PTX in {', '.join(by_driver[:3])}" if by_driver else "machine code in all"
             notes.append(f"{where}: {note} of {len(objects)} files")
     sound = "; ".join(notes) or "no partition that it serves has GPUs"

@@ -162,7 +162,7 @@ def test_spack_s_view_is_looked_through_by_its_links(site, for_gpus):
     (store / "again").symlink_to(store)
     elf_with_code(prefix / "nsight" / "libprofiler.so", sm=90)
     (found,) = survey(prefix / "lib", prefix / "lib64")
-    assert found.path.samefile(library)
+    assert found.samefile(library)
     refused = check_device_code(site, for_gpus)
     assert not refused.ok
     assert "p100 (6.0): libnccl.so has sm_80" in refused.detail

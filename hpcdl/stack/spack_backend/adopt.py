@@ -238,7 +238,6 @@ def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Seque
         )
 
 
-_SHOWN = 10
 _EXPORT = re.compile(r"^export (\w+)=(.*?);?$", re.MULTILINE)
 # The module says these itself, or they are for building and not for running.
 _NOT_OURS = {
