@@ -149,7 +149,7 @@ def _expected(
     option("--running", "N", "most jobs to run at the same time, over all arrays", type=_NUMBER),
     option("--retry-failed", "queue points that failed again, too"),
     option("--status", "print the state of the sweep and exit"),
-    partial(request.options, leave_out=("chain",)),
+    partial(request.options, leave_out=("chain", "job_dir")),
     changes=True,
     rest=request.PROGRAM,
 )
