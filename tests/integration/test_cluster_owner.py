@@ -15,6 +15,7 @@ import pytest
 
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
+from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import need_packages
 from tests.make.sites import embedded_file, up
 from tests.strangers import as_root, people
@@ -107,6 +108,21 @@ def test_slurm_itself_refuses_other_users(owned):
         == 0
     )
     assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
+def test_without_root_its_nodes_share_the_machine(owned):
+    owner, _, place = owned
+    show = "id -un; echo $CUDA_VISIBLE_DEVICES"
+    words = ("--mpi=none", "-p", "p100", "--gpus-per-node=p100:2", "sh", "-c", show)
+    assert owner("srun", *words, **conf(place)).stdout.split() == [owner.name, "0,1"]
+    words = ("job", "submit", "--no-module", "--no-preflight", "--partition=p100", "--gpus=2")
+    words += ("--site=embedded", f"--job-dir={owner.home}/job", "--watch", "--", "true")
+    done = owner(*HPCDL, *words, reads_all=True, **conf(place))
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = owner(*HPCDL, "cluster", "up", "--mode", "namespaces", reads_all=True)
+    assert (done.returncode, "namespaces need root" in done.stderr) == (3, True)
+    with pytest.raises(MissingPrerequisite, match=f"belongs to {owner.name}"):
+        down(place)
 
 
 def test_as_root_jobs_run_as_the_users_who_submit_them(tmp_path, cluster_home, mode):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from hpcdl.cluster.state import environment, write_state
 from hpcdl.cluster.status import of_nodes
 from hpcdl.cluster.teardown import down
 from hpcdl.site import load_site
-from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import clean_environment, need_packages
 from tests.integration.conftest import shell_of as shell
 from tests.make.sites import CPU, P100, site_file, up
@@ -283,60 +281,3 @@ def test_restarted_node_answers_at_once_those_who_knew_it(small_site, place):
     change(state, "spare-02", "up")
     on("spare-01", reach)
     assert on("spare-02", hardware) == before
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="the tests run without root already")
-def test_without_root_the_nodes_share_the_machine(place, small_site):
-    python = Path("/usr/bin/python3")
-    if not python.exists():
-        pytest.skip("no Python that every user may run")
-    home = Path("/tmp") / f"hpcdl-{os.getpid()}"
-    here = Path(__file__).resolve().parents[2]
-    for package in ("jinja2", "markupsafe", "yaml"):
-        shutil.copytree(Path(import_module(package).__file__ or "").parent, home / "code" / package)
-    for part in ("hpcdl", "templates"):
-        shutil.copytree(here / part, home / "code" / part)
-    shutil.copy(small_site.source, home / "small.yaml")
-    (home / "bin").mkdir()
-    (home / "bin" / "hpcdl").write_text(f'#!/bin/sh\nexec {python} -m hpcdl "$@"\n')
-    (home / "bin" / "hpcdl").chmod(0o755)
-    subprocess.run(["chown", "-R", "nobody", home], check=True)
-    env = {
-        "HOME": str(home),
-        "HPCDL_HOME": str(home),
-        "HPCDL_SITE": str(home / "small.yaml"),
-        "PATH": f"{home}/bin:/usr/bin:/bin",
-        "PYTHONPATH": str(home / "code"),
-    }
-    lines = f"""
-        set -e
-        hpcdl cluster up
-        eval "$(hpcdl cluster env)"
-        show='id -un; echo $CUDA_VISIBLE_DEVICES'
-        timeout 30 srun -p p100 -N2 --gpus-per-node=p100:2 bash -c "$show"
-        hpcdl job submit --no-module --partition p100 --nodes 2 --gpus-per-node 2 --watch \
-          --job-dir {home}/job -- true; tail -n 8 {home}/job/job.log
-        ! hpcdl cluster up --mode namespaces
-        hpcdl cluster down
-    """
-    as_nobody = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "bash", "-c"]
-    try:
-        done = subprocess.run(
-            [*as_nobody, lines],
-            env=env,
-            cwd=home,
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "processes: namespaces need root" in done.stdout + done.stderr
-        assert done.stdout.split("\n").count("nobody") == 2
-        assert done.stdout.split("\n").count("0,1") == 2
-        assert {"p100-01", "p100-02"} < set(done.stdout.split()), "a row per rank in the job's log"
-        with pytest.raises(MissingPrerequisite, match="belongs to nobody"):
-            down(home / "cluster" / "small")
-    finally:
-        subprocess.run([*as_nobody, "hpcdl cluster down"], env=env, cwd=home, check=False)
-        shutil.rmtree(home)
