@@ -20,7 +20,7 @@ from pathlib import Path
 from hpcdl.cluster.network import bridges
 from hpcdl.cluster.teardown import down
 from hpcdl.system.errors import ExitCode
-from tests.drill.shim import AtCall, Fault, calls
+from tests.drill.shim import Fault
 from tests.integration.conftest import clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +138,7 @@ class Bench:
     def start(self, argv, *, fault=None, env=None, **more):
         merged = {**self.env, **(env or {}), **(fault.env(self.home) if fault else {})}
         return subprocess.Popen(
-            [str(one) for one in (*(fault.words if fault else ()), *argv)],
+            [str(one) for one in argv],
             env=merged,
             cwd=self.home,
             text=True,
@@ -157,7 +157,7 @@ class Bench:
         prepare()
         at = self.moment(what, turn, argv, below)
         prepare()
-        done = self.run(argv, fault=self.fault(at, below), seconds=seconds)
+        done = self.run(argv, fault=Fault(below or self.home, at, **self.how), seconds=seconds)
         self.ended(done)
         return f"{what}, struck at {at}"
 
@@ -212,22 +212,12 @@ class Bench:
         The command is run once, to count its changes.
         """
         if what not in self.orders:
-            numbers = self._moments(argv, below or self.home)
+            counting = Fault(below or self.home)
+            done = self.run(argv, fault=counting, seconds=300)
+            self.must(done.ok, f"it fails by itself: {done}")
+            numbers = range(1, max(1, counting.count(self.home)) + 1)
             self.orders[what] = random.Random(f"{self.seed}-{what}").sample(numbers, len(numbers))
         return self.orders[what][turn % len(self.orders[what])]
-
-    def _moments(self, argv, below):
-        """The numbers of a command's changes; of its system calls, where the drill counts these."""
-        if "around" in self.how:
-            return calls(self, argv, self.how["around"])
-        counting = Fault(below)
-        done = self.run(argv, fault=counting, seconds=300)
-        self.must(done.ok, f"it fails by itself: {done}")
-        return range(1, max(1, counting.count(self.home)) + 1)
-
-    def fault(self, at, below=None):
-        """The drill's fault at a moment."""
-        return AtCall(at) if "around" in self.how else Fault(below or self.home, at, **self.how)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import random
 import shutil
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 from hpcdl.site import load_site
 from tests.drill.clusters import running
 from tests.drill.harness import HPCDL, ROOT, Drill
+from tests.drill.shim import Fault
 from tests.drill.stacks import RESULT, count
 from tests.make.nights import simulated
 from tests.make.releases import make_current
@@ -72,17 +72,17 @@ def submit_words(bench, number):
 KINDS = ("submit", "chain", "sweep")
 
 
-def struck_submits(bench, kinds=KINDS):
+def struck_submits(bench):
     """A submit, a chain or a sweep; the same again: each job once, and each is known."""
     running(bench)
     (bench.home / "train.py").write_text("")
-    for kind, turn in bench.turns(*kinds):
+    for kind, turn in bench.turns(*KINDS):
         number = 3 * turn + KINDS.index(kind)
         wanted = (1, 3, 4)[number % 3]
         words = submit_words(bench, number)
         at = bench.moment(kind, turn, submit_words(bench, number + 30_000))
         cleared(bench)
-        bench.ended(bench.run(words, fault=bench.fault(at)))
+        bench.ended(bench.run(words, fault=Fault(bench.home, at, **bench.how)))
         again = bench.run(words)
         bench.clear(again)
         jobs = [job for job in queue(bench) if job[1].startswith(f"j{number}")]
@@ -202,26 +202,11 @@ def history(bench):
 EACH, ERROR = "each job once, and each is known", "I/O error at a change"
 SUBMIT, CHECK_RUN = "job submit, submit --chain, sweep", "check run, check references measure"
 CLEAN, SHOW = "no job is left, references are whole", "check history import, show"
-CALL, MANIFEST = "SIGKILL at a system call of the submission", {"around": "sweep.json"}
 EIO = {"error": errno.EIO, "once": True}
-JUST_SUBMITS = partial(struck_submits, kinds=KINDS[:2])
-JUST_SWEEPS = partial(struck_submits, kinds=KINDS[2:])
 DRILLS = (
     Drill("submit-kill", SUBMIT, "SIGKILL", 100, EACH, 3600, struck_submits),
     Drill("submit-error", SUBMIT, ERROR, 100, EACH, 3600, struck_submits, EIO),
-    Drill(
-        "submit-call",
-        "job submit, submit --chain",
-        CALL,
-        300,
-        EACH,
-        7200,
-        JUST_SUBMITS,
-        {"around": "job.json"},
-    ),
-    Drill("sweep-call", "job sweep", CALL, 300, EACH, 7200, JUST_SWEEPS, MANIFEST),
     Drill("study-kill", "study run", "SIGKILL", 100, EACH, 3600, struck_studies),
-    Drill("study-call", "study run", CALL, 300, EACH, 7200, struck_studies, MANIFEST),
     Drill("sweep-twice", "job sweep", "two at once", 20, "each point once", 900, submits_twice),
     Drill("check-kill", CHECK_RUN, "SIGKILL", 50, CLEAN, 5400, struck_checks),
     Drill("check-error", CHECK_RUN, ERROR, 50, CLEAN, 5400, struck_checks, EIO),

@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 
 KILL = 0
-_AFTER = 20
-"""Calls behind the last change, as runs differ by some."""
 
 
 @cache
@@ -43,7 +41,6 @@ class Fault:
     lock: int = 0
     everybody: bool = False
     """Also in the programs that the command starts."""
-    words = ()
 
     def env(self, home):
         counter = _counter(home)
@@ -67,27 +64,3 @@ class Fault:
 
 def _counter(home):
     return home / "counter"
-
-
-@dataclass(frozen=True)
-class AtCall:
-    """SIGKILL at one system call of a command, before the kernel carries it out (strace)."""
-
-    at: int
-
-    @property
-    def words(self):
-        return ("strace", "-qq", "-o", "/dev/null", "-e", f"inject=all:signal=KILL:when={self.at}")
-
-    def env(self, _):
-        return {}
-
-
-def calls(bench, argv, file):
-    """The numbers of a command's system calls from the first change of `file` to the last one."""
-    log = bench.home / "calls"
-    done = bench.run(["strace", "-qq", "-o", log, *argv], seconds=300)
-    bench.must(done.ok, f"it fails by itself: {done}")
-    lines = log.read_text(errors="replace").splitlines()
-    moves = [number for number, line in enumerate(lines, 1) if "rename" in line and file in line]
-    return range(moves[0], moves[-1] + _AFTER)
