@@ -15,6 +15,7 @@ def written(name: str, launcher: str) -> dict[str, object]:
 PAIRS = {"torch": "torch", "jax": "jax", "mxnet": "multiworker"}
 SOME = {"horovod": {}, **{name: written(name, launcher) for name, launcher in PAIRS.items()}}
 EVERY = {**SOME, "tf.distribute": {"launcher": "multiworker", "program": TF}}
+WIDE = {**EVERY, "mxnet-horovod": written("mxnet", "horovod")}
 # Caffe-MPI's own speed-ups on the paper's 16 P40; CNTK's stand in nothing that could be read.
 README = "github.com/Caffe-MPI/Caffe-MPI.github.io, README: Caffe-MPI 2.0, 4 nodes of 4 P40"
 GAINS = {"alexnet": 14.65, "googlenet": 14.25, "resnet50": 15.34}
@@ -34,7 +35,7 @@ def jobs(options: str, batches: str, gpus: str, across: str, own: str) -> list[s
     layout = study.Jobs("layout", f"layout=nchw,nhwc {own}", one)
     return [
         *study.Jobs("speed", f"model={THREE},{VIT} {gpus}", one, excluded).each("framework", EVERY),
-        *study.Jobs("across", across, one).each("framework", EVERY),
+        *study.Jobs("across", across, one).each("framework", WIDE),
         *study.Jobs("batch", f"batch-per-rank={batches} {own}", options).each("framework", SOME),
         *layout.each("framework", {"torch": SOME["torch"]}),
         *(jobs for each in tuned for jobs in each.each("framework", SOME)),
@@ -43,8 +44,7 @@ def jobs(options: str, batches: str, gpus: str, across: str, own: str) -> list[s
 
 
 def judge(results: study.Results) -> None:
-    small = results.plan.scale.single_node
-    results.judge_runs("as many ranks as GPUs" if small else "one process per GPU")
+    results.judge_runs("as many ranks as GPUs, each a process")
     with results.rule("equal", "a network has as many weights in every framework"):
         assert results.equal("parameters", over="framework")
 

@@ -10,7 +10,7 @@ PUBLISHED = [
     )
     for name, (one, four) in {**DGX1, "Inception-v3": (142, 551)}.items()
 ]
-EPOCHS = "--batch-per-rank={} --epochs={} --warmup-steps={} --checkpoint-every=0 --profile"
+EPOCHS = "--batch-per-rank={} --epochs={} --warmup-steps={} --checkpoint-every=0"
 SHALLOW = f"--image-size=75 {EPOCHS.format(8, 4, 6)}"
 DEEP = f"--image-size=32 {EPOCHS.format(8, 4, 6)}"  # they compute long: smaller images
 NETWORKS = "alexnet,vgg16,resnet50,inception_v3"
