@@ -262,7 +262,7 @@ def _look_at(question: _Question, series: Series) -> _Looked:
         of_last = [
             one for result in _by_reason(run) for one in _of_last(question, series, result, means)
         ]
-    if not series.metric or not _better(series, run[-1]):
+    if not means.days or not _better(series, run[-1]):  # a first night may be without a number
         return _Looked(series, of_last)
     looked = _of_history(question, series, run, means)
     return replace(looked, findings=[*of_last, *looked.findings])

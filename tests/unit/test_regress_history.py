@@ -470,6 +470,8 @@ WEEKLY = [replace(one, check_name="weekly") for one in nights()]
             for status in ("FAIL", "ERROR", "NO-REFERENCE", "STALE")
         ),
         pytest.param([*LAST, result(99, status="STALE", waived=True)], "", id="waived"),
+        # A check that never gave a number: the gate ended with a traceback.
+        pytest.param([result(99, None, status="ERROR", reason="lost")], "ERROR: lost", id="never"),
         pytest.param(nights()[:90], "old", id="stopped"),
         pytest.param([*nights(), result(50, metric="", value=None, status="ERROR")], "", id="was"),
         *(
