@@ -119,9 +119,11 @@ def is_doubtful(
 ) -> bool:
     """Return whether the last night of a series should be measured again.
 
-    As `analyse`; several runs on its date are those so far.
+    As `worse`; several runs on its date are those so far.
     """
     ordered = sorted(as_rates(series) if lower else series, key=lambda night: night.date)
+    if not ordered:  # no time of them is a number to compare
+        return False
     tonight = [one.value for one in ordered if one.date == ordered[-1].date]
     if len(tonight) == 1 and not may_be_low_tonight([one.value for one in ordered]):
         return False

@@ -6,7 +6,7 @@ from datetime import date, timedelta
 import pytest
 
 from hpcdl.regress.changes import detect as detect_nights
-from hpcdl.regress.drift import without_weekends, worse
+from hpcdl.regress.drift import is_doubtful, without_weekends, worse
 from hpcdl.regress.estimate import Nightly, nightly
 from hpcdl.regress.identity import Night
 from hpcdl.regress.nodes import slow_nodes
@@ -86,6 +86,11 @@ def test_the_runs_of_a_night_are_averaged_but_for_one_gone_astray():
 @pytest.mark.parametrize("values", [[5.0] * 200, [0.0] * 50, []])
 def test_constants_have_no_change(values):
     assert detect(values) == []
+
+
+def test_times_of_nothing_are_in_no_doubt_and_no_change():
+    assert not is_doubtful(nights([0.0] * 3), 1, lower=True)
+    assert worse(nights([0.0] * 30), lower=True) is None
 
 
 def test_weekends_that_are_slower_every_week_are_no_change():

@@ -119,7 +119,7 @@ def as_accepted(kind, runs):
 
 def doubtful(kind, runs, shared):
     """As `check run` asks, of one series of a site."""
-    seen = as_accepted(kind, runs) if len(runs) > 63 else runs
+    seen = as_accepted(kind, runs) if (runs[-1].date - START).days > 63 else runs
     return is_doubtful(seen, SITE, shared)
 
 
