@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from hpcdl.cli import main
 from hpcdl.cli.framework import print_json
-from hpcdl.regress.answer import Rulings
 from hpcdl.regress.exchange import as_json_lines
 from hpcdl.regress.formats import FORMATS, as_junit
 from hpcdl.regress.gate import ask
@@ -59,7 +58,7 @@ def page(text):
     run = {"run": text, "seconds": 1.0, "verdicts": [verdict(text)]}
     with TemporaryDirectory() as folder, open_history(Path(folder, "history")) as history:
         answer = ask(history, now=datetime.now(timezone.utc))
-        return night_page(run, history, [{}], site=text, answer=answer, rulings=Rulings())
+        return night_page(run, history, [{}], site=text, answer=answer)
 
 
 OUTPUTS = {
