@@ -28,7 +28,7 @@ from hpcdl.train.fitting import raw  # noqa: E402
 
 layers, losses, optimizers = keras.layers, keras.losses, keras.optimizers
 KERAS_3 = getattr(keras, "__version__", "2").startswith("3")
-BATCH, STEPS = 12, 4  # steps of an epoch
+BATCH = 12
 DRAW = np.random.default_rng(3)
 X = DRAW.normal(size=(60, 6)).astype("float32")
 CLASSES = DRAW.integers(0, 3, 60)
@@ -357,6 +357,7 @@ def row(
     precision="float32",
     weights=None,
     jit=False,
+    batch=BATCH,
 ):
     return {
         "model": model,
@@ -371,6 +372,7 @@ def row(
         "precision": precision,
         "weights": weights,
         "jit": jit,
+        "batch": batch,
     }
 
 
@@ -401,6 +403,8 @@ ROWS = {
     "batch normalisation of images twice": row("pooled_twice", "pictures"),
     "batch normalisation of single pixels": row("one_pixel", "pictures"),
     "batch normalisation of images, frozen": row("pooled_frozen", "pictures"),
+    "batch normalisation of images by twos": on_pictures(batch=2, epochs=1),
+    "batch normalisation of all images": on_pictures(batch=48),
     "batch normalisation of images, decayed": on_pictures(
         *kwargs("optimizer", weight_decay=0.1), optimizer=sgd(weight_decay=0.1)
     ),
@@ -570,7 +574,7 @@ def ours(name, given, folder):
     words = [
         f"--model={module}:{given['model']}",
         f"--dataset={module}:{given['data']}",
-        f"--global-batch={BATCH}",
+        f"--global-batch={given['batch']}",
         f"--epochs={given['epochs']}",
         "--lr=0.05",
         f"--job-dir={folder}",
@@ -622,9 +626,8 @@ def theirs(given):
             jit_compile=given["jit"],
         )
     parts = next((int(o[-1]) for o in given["options"] if o.startswith("--accumulate")), 1)
-    rows = [
-        epoch_order(1, epoch, 48).reshape(STEPS * parts, -1) for epoch in range(given["epochs"])
-    ]
+    steps = 48 // given["batch"] * parts
+    rows = [epoch_order(1, epoch, 48).reshape(steps, -1) for epoch in range(given["epochs"])]
     take = lambda r: tf.nest.map_structure(lambda a: tf.gather(a, r), data["train"])  # noqa: E731
     order = np.concatenate(rows)
     if given["data"] in {"pipeline", "shuffled_once"}:
@@ -634,7 +637,7 @@ def theirs(given):
     model.fit(
         batches,
         epochs=given["epochs"],
-        steps_per_epoch=STEPS * parts,
+        steps_per_epoch=steps,
         verbose=0,
         class_weight=given["weights"],
         callbacks=[noted, *given["callbacks"]()],

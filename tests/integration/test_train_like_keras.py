@@ -40,6 +40,8 @@ NOT_ON_RANKS = {
     "batch normalisation of images",
     "batch normalisation of images twice",
     "batch normalisation of single pixels",
+    "batch normalisation of images by twos",
+    "batch normalisation of all images",
     "batch normalisation of images, decayed",
     "batch normalisation of images in bf16",
     "dropout",
