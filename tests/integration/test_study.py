@@ -119,8 +119,9 @@ def test_a_shipped_study_runs_whole_on_the_embedded_cluster(slurm, site, name):
     begun = time.monotonic()
     words = [HPCDL, "study", "run", name, "--site", site, "--json"]
     frameworks = {jobs.named.get("framework") for jobs in load_study(name).small.jobs}
-    for one in frameworks & {"torch", "jax"}:
-        words += ["--python", f"{one}={python_with(one, one)}"]
+    modules = {"torch": "torch", "jax": "jax", "mxnet": "mxnet", "mxnet-horovod": "horovod.mxnet"}
+    for one in frameworks & modules.keys():
+        words += ["--python", f"{one}={python_with(modules[one], one)}"]
     done = slurm(*words, timeout=7000, check=False)
     assert done.returncode in {0, 1}, done.stdout + done.stderr
     report = json.loads(done.stdout)
