@@ -48,8 +48,9 @@ def tiny_plan(site, version):
     request = dataclasses.replace(find_request(site), backend="wheels", horovod=False)
     site = dataclasses.replace(site, stacks={request.name: request})
     recipe = recipe_of(site, request, tuple(site.partitions))
-    house = site.paths.prefix.parent / f"wheels-{version}"
-    house.mkdir(exist_ok=True)
+    # Not on the disk that a drill lets fail: the wheels are the drill's own.
+    house = Path(os.environ.get("HPCDL_CACHE", site.paths.prefix.parent), f"wheels-{version}")
+    house.mkdir(parents=True, exist_ok=True)
     files = [_empty_wheel(house, recipe.package.replace("-", "_"), version)]
     for name in ("pip", "setuptools", "wheel"):
         found = next(path for place in _WHEELS for path in sorted(place.glob(f"{name}-*.whl")))
