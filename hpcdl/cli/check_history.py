@@ -233,15 +233,17 @@ def _list(site: Site, args: argparse.Namespace) -> ExitCode:
     rows = read_accepted(accepted_file(site))
     data = [
         {
-            "id": one.id,
-            "series": one.series._asdict(),
-            "said": one.describe(),
-            "since": one.since,
-            "until": one.until,
+            "id": acceptance.id,
+            "series": acceptance.series._asdict(),
+            "said": acceptance.describe(),
+            "since": acceptance.since,
+            "until": acceptance.until,
         }
-        for one in rows
+        for acceptance in rows
     ]
-    text = table([[one.id, name_of(one.series), one.describe()] for one in rows])
+    text = table(
+        [[acceptance.id, name_of(acceptance.series), acceptance.describe()] for acceptance in rows]
+    )
     return show(args, data, text if rows else "nothing is accepted")
 
 

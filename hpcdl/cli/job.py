@@ -252,15 +252,15 @@ def _show_sweep(statuses: Sequence[RunStatus], folder: Path, args: argparse.Name
 def _rows(statuses: Sequence[RunStatus]) -> list[dict[str, object]]:
     return [
         {
-            "id": one.point.id,
-            "values": one.point.values,
-            "state": one.state,
-            "job_id": one.job_id,
-            "problem": one.point.problem,
-            "exit_code": one.exit_code,
-            "log": one.log,
+            "id": status.point.id,
+            "values": status.point.values,
+            "state": status.state,
+            "job_id": status.job_id,
+            "problem": status.point.problem,
+            "exit_code": status.exit_code,
+            "log": status.log,
         }
-        for one in statuses
+        for status in statuses
     ]
 
 

@@ -196,17 +196,18 @@ def _submissions(site: Site) -> Iterator[tuple[Submission, float]]:
     """This user's submissions and when they were made, the newest first."""
     links = []
     with suppress(OSError), os.scandir(index(site)) as entries:
-        found = (
+        stats = (
             (entry.stat(follow_symlinks=False), entry.path)
             for entry in entries
             if entry.name.partition(".")[0].isdigit()
         )
         # Others may have any number of links there.
-        links = [(one.st_mtime, path) for one, path in found if one.st_uid == os.geteuid()]
+        links = [(stat.st_mtime, path) for stat, path in stats if stat.st_uid == os.geteuid()]
     seen = set()
     for submitted, path in sorted(links, reverse=True):
         with suppress(BadInput, OSError):  # its directory was removed, or cannot be read
-            one = find(site, path)
-            if one.folder.stat().st_uid == os.geteuid() and one.folder not in seen:
-                seen.add(one.folder)
-                yield one, submitted
+            submission = find(site, path)
+            folder = submission.folder
+            if folder.stat().st_uid == os.geteuid() and folder not in seen:
+                seen.add(folder)
+                yield submission, submitted

@@ -429,14 +429,14 @@ def _check(name: str, value: str | None) -> None:
         raise BadInput(f"--sbatch {name}: the script sets this itself", hint=own)
     if name.startswith("-") and (hint := as_ours(name)):
         raise BadInput(f"--sbatch takes long names of options, not '{name}'", hint=hint)
-    known = known_options("sbatch")
-    if name not in known and (whole := [one for one in known if one.startswith(name)]):
+    options = known_options("sbatch")
+    if name not in options and (whole := [one for one in options if one.startswith(name)]):
         message = f"--sbatch {name}: an abbreviation may be what the script sets itself"
         raise BadInput(message, hint=f"write --sbatch {one_of(sorted(whole)[:4])}")
     if not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
         raise BadInput(f"--sbatch {name!r} is no option", hint="write --sbatch NAME=VALUE")
     # sbatch would take the next line of the script for the value: `--comment` ate `--nodes=1`.
-    if value is None and name in known and known[name].argument == "required":
+    if value is None and name in options and options[name].argument == "required":
         raise BadInput(f"--sbatch {name} has no value", hint=f"write --sbatch {name}=VALUE")
     if value and not value.isprintable():
         raise BadInput(f"the value of --sbatch {name} has characters that no directive can hold")

@@ -64,18 +64,18 @@ def _verdict(forecasts: Sequence[Forecast]) -> list[tuple[str, Forecast | None, 
     return lines
 
 
-def _choice(found: Forecast, point: ScalingPoint) -> str:
-    cost = found.cost(point)
+def _choice(forecast: Forecast, point: ScalingPoint) -> str:
+    cost = forecast.cost(point)
     price = "" if cost is None else f", costs {cost:.2f}"
     return (
-        f"{count_of(point.gpus, 'GPU')}: {_span(found)} in {_hours(point.seconds)}, "
+        f"{count_of(point.gpus, 'GPU')}: {_span(forecast)} in {_hours(point.seconds)}, "
         f"{point.gpu_hours:.2f} GPU-hours{price}, {point.efficiency:.1%}, "
         f"limited by {point.step.limit}"
     )
 
 
-def _why_none(found: Sequence[Forecast]) -> str:
-    forecast, *others = found
+def _why_none(forecasts: Sequence[Forecast]) -> str:
+    forecast, *others = forecasts
     if others:
         return "none of these partitions and counts"
     if not any(point.fits for point in forecast.points):
@@ -85,8 +85,8 @@ def _why_none(found: Sequence[Forecast]) -> str:
     return "none of these counts"
 
 
-def _head(one: Forecast) -> str:
-    machine, work = one.machine, one.work
+def _head(forecast: Forecast) -> str:
+    machine, work = forecast.machine, forecast.work
     network = machine.network.name if machine.network else "network unknown"
     return (
         f"{work.net.name}, {_how(work)}, on {machine.name} ({machine.gpu}, "
@@ -235,14 +235,14 @@ def write_plot(forecasts: Sequence[Forecast], path: Path) -> None:
         raise BadInput(f"{path} is no figure that can be written", hint="name it *.svg")
     curves = [
         Curve(
-            f"{one.machine.name} ({one.machine.gpu})",
-            [(point.gpus, point.images_per_second) for point in one.points],
+            f"{forecast.machine.name} ({forecast.machine.gpu})",
+            [(point.gpus, point.images_per_second) for point in forecast.points],
             "predicted",
             number,
-            [point.low for point in one.points],
-            [point.high for point in one.points],
+            [point.low for point in forecast.points],
+            [point.high for point in forecast.points],
         )
-        for number, one in enumerate(forecasts)
+        for number, forecast in enumerate(forecasts)
     ]
     work, source = forecasts[0].work, forecasts[0].calibration.source
     title = f"{work.net.name}, {_how(work)}"

@@ -524,12 +524,12 @@ class StepTime(NamedTuple):
         return self._replace(losses={name: part * then / now for name, part in self.losses.items()})
 
 
-def predict_step(machine: Machine, work: Workload, one: float, gpus: int, nodes: int) -> StepTime:
-    """The step of `gpus` GPUs spread evenly over `nodes` nodes; one GPU's pass takes `one`."""
-    law, compute, exposed = scaling_law(), one, 1.0
+def predict_step(machine: Machine, work: Workload, alone: float, gpus: int, nodes: int) -> StepTime:
+    """The step of `gpus` GPUs spread evenly over `nodes` nodes; one GPU's pass takes `alone`."""
+    law, compute, exposed = scaling_law(), alone, 1.0
     if work.plan:
         split = split_on(machine, work)
-        paced = replace(split, pace=one / split.alone(work.plan))
+        paced = replace(split, pace=alone / split.alone(work.plan))
         compute, losses = split_step(paced, work.plan, gpus)
         losses[STRAGGLERS] = compute * law.straggler * math.log2(gpus)
         return StepTime(gpus, nodes, compute, losses)

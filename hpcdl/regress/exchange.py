@@ -288,10 +288,10 @@ def of_run(run: Run, time: str) -> Iterator[Result]:
     yield from _without_jobs_joined(results)
 
 
-def _without_jobs_joined(found: Iterable[Result]) -> Iterator[Result]:
+def _without_jobs_joined(results: Iterable[Result]) -> Iterator[Result]:
     """Results of which the history keeps one, because they have no job, with all their reasons."""
     joined: dict[tuple[str, ...], Result] = {}
-    for result in found:
+    for result in results:
         if result.job is not None:
             yield result
             continue

@@ -505,13 +505,13 @@ def _names(entry: Finding | Acceptance) -> tuple[str, str]:
 _LIST = "`hpcdl check accept` lists what is accepted, `hpcdl check gate` what can be"
 
 
-def _find(answer: GateAnswer, what: str, known: Sequence[Acceptance]) -> Finding:
+def _find(answer: GateAnswer, what: str, acceptances: Sequence[Acceptance]) -> Finding:
     there = [*answer.findings, *answer.warnings]
     meant = [finding for finding in there if what in {finding.series.name, *_names(finding)}]
     if len(meant) == 1:
         return meant[0]
     if not meant:
-        for entry in known:
+        for entry in acceptances:
             if what in _names(entry):
                 message = f"{entry.id} {name_of(entry.series)} is accepted: {entry.describe()}"
                 raise BadInput(

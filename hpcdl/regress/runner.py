@@ -323,10 +323,10 @@ def _problem(reason: str, partition: str = "", kind: FaultKind = FaultKind.RUN) 
 
 
 def _partitions_without(
-    site: Site, request: CheckRequest, found: Sequence[Verdict]
+    site: Site, request: CheckRequest, verdicts: Sequence[Verdict]
 ) -> list[Verdict]:
     """A partition that was asked for by name, or a group of its nodes, on which nothing ran."""
-    seen = {verdict.partition for verdict in found}
+    seen = {verdict.partition for verdict in verdicts}
     asked = site.by_groups(request.partitions) if request.partitions else ()
     return [
         _problem("no check fits this partition", part.label)
@@ -380,9 +380,9 @@ class Plain:
     releases: Mapping[tuple[str, str], str]
 
 
-def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
+def with_evidence(case: Mapping[str, Any], plain: Plain) -> Mapping[str, Any]:
     """A case of the report; one of a plain check with the evidence of its name and its job."""
-    job = known.jobs.get(str(case.get("jobid") or ""), {})
+    job = plain.jobs.get(str(case.get("jobid") or ""), {})
     own = case.get("evidence") or {}
     check, parameters, added = _names(str(case.get("display_name") or case.get("name") or ""))
     if own.get("check"):
@@ -391,7 +391,7 @@ def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
         more |= {"case": f"{own['case']},{added}"} if added and own.get("case") else {}
         return {**case, "evidence": {**own, **more}} if more else case
     partition = str(case.get("partition") or "")
-    label = known.partitions.get(partition, partition)
+    label = plain.partitions.get(partition, partition)
     environment = str(case.get("environ") or "")
     code, judged = job.get("exit_code"), job.get("state") in JUDGED
     evidence = {
@@ -400,7 +400,7 @@ def with_evidence(case: Mapping[str, Any], known: Plain) -> Mapping[str, Any]:
         "partition": label,
         # That of hpcdl's own checks is no part of a name.
         "environment": "" if environment == "hpcdl" else environment,
-        "release": known.releases.get((label, environment)),
+        "release": plain.releases.get((label, environment)),
         "job": dict(job) or _job_of(case),
         "faults": [exit_fault(int(code)).as_data()] if code and judged else [],
     }

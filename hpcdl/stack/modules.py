@@ -395,12 +395,13 @@ def previous(events: Sequence[Event], current: str | None, existing: set[str]) -
 
 
 def given_since(
-    site: Site, events: Sequence[Event], known: Mapping[str, Release], partition: str, first: int
+    site: Site, events: Sequence[Event], releases: Mapping[str, Release], partition: str, first: int
 ) -> set[str]:
     """The releases that a plain load gave on a partition after the `first` events, and since."""
     ends = range(first, len(events) + 1)
     found = (
-        [known[name] for name in publish_history(events[:end]) if name in known] for end in ends
+        [releases[name] for name in publish_history(events[:end]) if name in releases]
+        for end in ends
     )
     return {
         one for published in found if published for one in choose(site, published).given(partition)

@@ -302,18 +302,18 @@ def _stale(site: Site, after: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 # ---- as text ----
 
 
-def as_text(found: Mapping[str, Any]) -> str:
+def as_text(plan: Mapping[str, Any]) -> str:
     """The plan as a page."""
-    parts = ["\n".join(_stack_lines(one)) for one in found["stacks"]]
+    parts = ["\n".join(_stack_lines(one)) for one in plan["stacks"]]
     for title, lines in (
-        ("modules", _module_lines(found["modules"])),
-        ("jobs", _job_lines(found["jobs"])),
-        ("references", map(_stale_line, found["references"])),
+        ("modules", _module_lines(plan["modules"])),
+        ("jobs", _job_lines(plan["jobs"])),
+        ("references", map(_stale_line, plan["references"])),
     ):
         indented = [f"  {line}" for line in lines]
         if indented:
             parts.append("\n".join([paint(title, "bold"), *indented]))
-    return "\n\n".join([*parts, _next(found)])
+    return "\n\n".join([*parts, _next(plan)])
 
 
 def _stack_lines(row: Mapping[str, Any]) -> Iterator[str]:
@@ -380,12 +380,12 @@ def _stale_line(row: Mapping[str, Any]) -> str:
     )
 
 
-def _next(found: Mapping[str, Any]) -> str:
-    if not found["changes"]:
-        return "something is in the way" if found["blocked"] else "nothing would change"
-    stuck = {one["stack"] for one in found["stacks"] if one["blocked"]}
+def _next(plan: Mapping[str, Any]) -> str:
+    if not plan["changes"]:
+        return "something is in the way" if plan["blocked"] else "nothing would change"
+    stuck = {one["stack"] for one in plan["stacks"] if one["blocked"]}
     builds, publishes = [], []
-    for row in found["stacks"]:
+    for row in plan["stacks"]:
         if not row["publishes"]:
             continue
         if not row["built"]:

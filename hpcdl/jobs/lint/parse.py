@@ -292,19 +292,19 @@ def _literal_words(raw: str) -> tuple[str, ...]:
     return tuple(unquote(value).split())
 
 
-def _filled(word: Word, known: dict[str, tuple[str, ...]]) -> list[Word]:
+def _filled(word: Word, values: dict[str, tuple[str, ...]]) -> list[Word]:
     """A word with a known variable filled in, at the variable's place."""
     one_word = word.raw.startswith('"') and "[" not in word.raw
     match = _VARIABLE.match(word.raw) if "$" in word.raw[:2] and not one_word else None
-    words = known.get(match[1] or match[2]) if match else None
+    words = values.get(match[1] or match[2]) if match else None
     return [word] if words is None else [Word(raw, word.start) for raw in words]
 
 
-def _shell_line(words: list[Word], known: dict[str, tuple[str, ...]]) -> list[Word]:
+def _shell_line(words: list[Word], values: dict[str, tuple[str, ...]]) -> list[Word]:
     """The words, with the text of a known variable in the place of `bash -c "$COMMAND"`."""
     for at, (shell, option, script) in enumerate(zip(words, words[1:], words[2:], strict=False)):
         match = _VARIABLE.match(script.raw) if option.value == "-c" else None
-        if match and shell.program in SHELLS and (line := known.get(match[1] or match[2])):
+        if match and shell.program in SHELLS and (line := values.get(match[1] or match[2])):
             return [*words[:at], *(Word(raw, script.start) for raw in line)]
     return words
 
@@ -321,10 +321,10 @@ def _assigned(command: ShellCommand) -> Iterator[Assignment]:
             yield Assignment(name, plain, word.raw, word.start, command, exported, adds)
 
 
-def _steps(command: ShellCommand, known: dict[str, tuple[str, ...]]) -> Iterator[JobStep]:
+def _steps(command: ShellCommand, values: dict[str, tuple[str, ...]]) -> Iterator[JobStep]:
     """The steps that a command launches: one, or one per component between colons."""
-    words = [one for word in command.words[:_MAX_WORDS] for one in _filled(word, known)]
-    words = _shell_line([*words, *command.words[_MAX_WORDS:]], known)
+    words = [one for word in command.words[:_MAX_WORDS] for one in _filled(word, values)]
+    words = _shell_line([*words, *command.words[_MAX_WORDS:]], values)
     starts = unwrap([word.value for word in words])
     at = next((one for one in starts if words[one].program in LAUNCHERS), None)
     if at is None:

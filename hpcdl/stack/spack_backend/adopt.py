@@ -219,7 +219,9 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
         ) from fault
 
 
-def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Sequence[Built]) -> None:
+def _require_installed(
+    lock: Lock, spack: Spack, inventory: Inventory, to_run: Sequence[Built]
+) -> None:
     """MissingPrerequisite where a package is not there, or the files are of different specs."""
     where = lock.environment
     install = f"spack -e {where} install"
@@ -230,8 +232,8 @@ def _require_installed(lock: Lock, spack: Spack, found: Inventory, to_run: Seque
     missing = [one for one in to_run if not one.installed or not one.prefix.is_dir()]
     if missing:
         raise MissingPrerequisite(
-            f"the environment {where} is not wholly installed in {found.store}: {len(missing)} of "
-            f"{len(to_run)} packages are missing",
+            f"the environment {where} is not wholly installed in {inventory.store}: "
+            f"{len(missing)} of {len(to_run)} packages are missing",
             details=shortened([f"{one.name}@{one.version}" for one in missing]),
             hint=f"{install}; where another Spack than {spack.program} did, name that in "
             "HPCDL_SPACK_ROOT",
@@ -297,31 +299,33 @@ def inventory(spack: Spack, environment: Path) -> Inventory:
     return Inventory(packages, Path(data["store"]), data["padded"], repos)
 
 
-def environment_text(lock: Lock, found: Inventory) -> str:
+def environment_text(lock: Lock, inventory: Inventory) -> str:
     """The release's own spack.yaml: the same roots, its view, and all directories."""
     specs = "\n".join(f"  - {json.dumps(root['spec'])}" for root in lock.roots)
-    repos = "\n".join(f"    {name}: $env/{place}" for name, place in _copied(lock, found).items())
-    padding = f", padded_length: {found.padded}" if found.padded else ""
+    repos = "\n".join(
+        f"    {name}: $env/{place}" for name, place in _copied(lock, inventory).items()
+    )
+    padding = f", padded_length: {inventory.padded}" if inventory.padded else ""
     return (
         "# The environment of this release, as it was built; do not edit it.\n"
         "spack:\n" + (f"  repos:\n{repos}\n" if repos else "") + f"  specs:\n{specs}\n"
         "  concretizer: {unify: true}\n"
-        f"  config: {{install_tree: {{root: {found.store}{padding}}}}}\n"
+        f"  config: {{install_tree: {{root: {inventory.store}{padding}}}}}\n"
         "  view: {default: {root: ../stack, link: run}}\n"
     )
 
 
-def make_view(spack: Spack, root: Path, lock: Lock, found: Inventory) -> None:
+def make_view(spack: Spack, root: Path, lock: Lock, inventory: Inventory) -> None:
     """The release's environment in ROOT/spack and its view in ROOT/stack.
 
-    `spack` has a scope of its own; `found` are the packages of the same environment.
+    `spack` has a scope of its own; `inventory` are the packages of the same environment.
     """
     own = root / "spack"
-    write_atomic(own / "spack.yaml", environment_text(lock, found))
+    write_atomic(own / "spack.yaml", environment_text(lock, inventory))
     shutil.copyfile(lock.environment / "spack.lock", own / "spack.lock")
-    for name, place in _copied(lock, found).items():
+    for name, place in _copied(lock, inventory).items():
         ignored = shutil.ignore_patterns("__pycache__", ".git")
-        shutil.copytree(found.repos[name], own / place, ignore=ignored)
+        shutil.copytree(inventory.repos[name], own / place, ignore=ignored)
     spack.run("-e", own, "env", "view", "regenerate")
 
 

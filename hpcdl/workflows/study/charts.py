@@ -81,13 +81,13 @@ def phases(results: Results, title: str = "Where a step's time goes") -> ResultT
     """The parts of a step: milliseconds in the mean, and percent of the step."""
     rows = [
         {
-            "cell": " ".join(f"{key} {value}" for key, value in one.cell.values.items()),
+            "cell": " ".join(f"{key} {value}" for key, value in measured.cell.values.items()),
             **{
-                f"{part} (ms)": f"{1e3 * seconds:.3g} ({one.shares[part]:.0%})"
-                for part, seconds in one.parts.items()
+                f"{part} (ms)": f"{1e3 * seconds:.3g} ({measured.shares[part]:.0%})"
+                for part, seconds in measured.parts.items()
             },
         }
-        for one in results.measured
+        for measured in results.measured
     ]
     return ResultTable(title, rows)
 
@@ -107,7 +107,7 @@ def table(
     results: Results,
     title: str,
     columns: str,
-    value: Callable[[CellMeasured], float | None] = lambda one: one.rate,
+    value: Callable[[CellMeasured], float | None] = lambda measured: measured.rate,
 ) -> ResultTable:
     """A column for each value of a key, also for one that has no result: its cells say `-`."""
     every = [cell.values for cell in results.cells]
@@ -122,8 +122,8 @@ def table(
     for cell in results.cells:
         name = row(cell.values)
         rows.setdefault(name, {"cell": name})[cell.values[columns]] = "-"
-    for one in results.measured:
-        number = value(one)
+    for measured in results.measured:
+        number = value(measured)
         if number is not None:
-            rows[row(one.cell.values)][one.values[columns]] = f"{number:.4g}"
+            rows[row(measured.cell.values)][measured.values[columns]] = f"{number:.4g}"
     return ResultTable(title, [*rows.values()])

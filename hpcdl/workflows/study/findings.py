@@ -288,13 +288,13 @@ class Results:
         """
         opens = {0, 1} if self.shared else {1}
         wrong = [
-            one.cell.name
-            for one in self.measured
-            if one.cell.point.spec.launcher != "single"
+            measured.cell.name
+            for measured in self.measured
+            if measured.cell.point.spec.launcher != "single"
             and (
-                one.ranks != one.cell.gpus
-                or len(set(one.result["layout"]["ranks_per_node"])) != 1
-                or int(one.result["layout"]["gpu_per_rank"]) not in opens
+                measured.ranks != measured.cell.gpus
+                or len(set(measured.result["layout"]["ranks_per_node"])) != 1
+                or int(measured.result["layout"]["gpu_per_rank"]) not in opens
             )
         ]
         count = len(self.measured)
