@@ -343,7 +343,7 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
 
 # ---- values ----
 
-_RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z", re.A)
+_RANGE = re.compile(r"(\d{1,9})(?!\d)[^-:]*-(\d{1,9})(?!\d)", re.A)
 _MEANT_GB = frozenset((*range(1, 65), 96, 128))
 """Numbers of megabytes that probably mean gigabytes; 100 and 250 occur in small examples."""
 
