@@ -17,7 +17,7 @@ import pytest
 
 from hpcdl.cluster import NAMESPACES
 from hpcdl.cluster.state import read_state
-from tests.integration.test_study import jobs, options
+from tests.integration.test_study import jobs, trained
 from tests.strangers import as_root
 from tests.waiting import wait_for
 
@@ -43,7 +43,7 @@ class Running:
     def __init__(self, jobs, cluster, digits, release):
         self.cluster, self.python = cluster, release.root / "stack/bin/python"
         program = Path(__file__).parents[2] / "examples/strategies/multiworker.py"
-        train = ["python", str(program), *options(digits, 100_000)]
+        train = ["python", str(program), *trained(100_000), "--data", str(digits)]
         self.answer = jobs.submit(
             "--nodes",
             "2",
@@ -51,7 +51,7 @@ class Running:
             "1",
             "--launcher",
             "multiworker",
-            train=["sh", "-c", f'echo "peers $TF_CONFIG"; exec {" ".join(train)}'],
+            program=["sh", "-c", f'echo "peers $TF_CONFIG"; exec {" ".join(train)}'],
         )
         self.folder = Path(self.answer["directory"])
         wait_for(lambda: self.step() > 20)
