@@ -132,7 +132,11 @@ SCENES = {
     ),
     "docs/predict.md": Scene((UP, DIGITS), first={"hpcdl predict --partition cpu": TRAINED}),
     "docs/evidence/studies.md": Scene(
-        left={"hpcdl study run hkbu-frameworks": "tests/integration/test_study.py"}
+        left={
+            "uv ": "downloads 100 MB and compiles Horovod",
+            "VIRTUAL_ENV=": "as uv",
+            "hpcdl study run hkbu-frameworks": "tests/integration/test_study.py",
+        }
     ),
     "docs/studies.md": Scene((UP,), left={"export PATH": "this environment"}),
     "docs/training.md": Scene(
