@@ -23,6 +23,7 @@ pytestmark = pytest.mark.cluster
 LIKE_LIVE = Cluster(plugin_options=frozenset())
 _SYNTAX = re.compile("Invalid job array specification|Job dependency problem")
 _NO_SYNTAX = re.compile("error opening file|can't be reached")
+_FOREIGN_GRES = re.compile(r"SBATCH.*--gres[= ](?!gpu\b)")
 _LARGE = re.compile(r"SBATCH.*(?:--array[= ]|-a ?).*\d{4}")
 _OF_THE_TEXT = ("shebang", "dos-line-ends", "nul-character", "byte-order-mark")
 _PIECES = [*" ~$<>()'\"#=,:@%-_012359kKmGgXx.+*[]|&;!{}\\\t"]
@@ -63,6 +64,9 @@ def refused(slurm, path, text):
     if done.returncode == 0:
         return False
     if _NO_SYNTAX.search(done.stderr):
+        return None
+    # These clusters have GPUs alone, not what a script's own one counts (dcu, gpumem).
+    if "Invalid generic resource" in done.stderr and _FOREIGN_GRES.search(text):
         return None
     fault = re.search("allocation failure: (.*)", done.stderr)
     return not fault or (bool(_SYNTAX.search(fault[1])) and not _LARGE.search(text)) or None
