@@ -35,6 +35,7 @@ from hpcdl import facts
 from hpcdl.site import Site, Waiver
 from hpcdl.stack.release import Release, normal_name
 from hpcdl.stack.resolve_solver import sort_key as key
+from hpcdl.system.declare import build
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic, write_json
 from hpcdl.system.resources import to_install
@@ -370,10 +371,8 @@ def today() -> datetime.date:
 def waivers_of(site: Site) -> dict[str, Waiver]:
     """The waivers by vulnerability: the site's own, else those that come with hpcdl."""
     rows = facts.load("records")["weaknesses"]
-    shipped = {name: dict(row["waiver"]) for name, row in rows.items() if "waiver" in row}
-    for row in shipped.values():
-        row["until"] = datetime.date.fromisoformat(row["until"])
-    return {**{name: Waiver(**row) for name, row in shipped.items()}, **site.waivers}
+    shipped = {name: build(Waiver, row["waiver"]) for name, row in rows.items() if "waiver" in row}
+    return {**shipped, **site.waivers}
 
 
 def accepted(site: Site) -> dict[str, Mapping[str, str]]:
