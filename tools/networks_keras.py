@@ -68,47 +68,11 @@ def alexnet() -> Any:
     return _model(inputs, keras.Dense(CLASSES)(x))
 
 
-# Filters of an Inception-v1 block: 1x1, 3x3 (reduce, out), "5x5" (reduce, out), pool projection.
-_GOOGLENET = {
-    "3": [(64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)],
-    "4": [
-        (192, 96, 208, 16, 48, 64),
-        (160, 112, 224, 24, 64, 64),
-        (128, 128, 256, 24, 64, 64),
-        (112, 144, 288, 32, 64, 64),
-        (256, 160, 320, 32, 128, 128),
-    ],
-    "5": [(256, 160, 320, 32, 128, 128), (384, 192, 384, 48, 128, 128)],
-}
-
-
-def _inception_v1(x: Any, filters: tuple[int, ...]) -> Any:
-    one, reduce3, three, reduce5, five, project = filters
-    conv = partial(_conv, norm=True)
-    return _layers().Concatenate()(
-        [
-            conv(x, one, 1),
-            conv(conv(x, reduce3, 1), three, 3),
-            conv(conv(x, reduce5, 1), five, 3),
-            conv(_pool(x, 3, 1, "same"), project, 1),
-        ]
-    )
-
-
 def googlenet() -> Any:
-    """GoogLeNet (Szegedy 2014) as torchvision has it, 224 x 224.
+    """As `hpcdl train` builds it; of its AlexNet the activations would not be counted."""
+    from examples.frameworks.keras_networks import googlenet
 
-    With batch normalisation, without auxiliary heads, with 3x3 for 5x5.
-    """
-    conv = partial(_conv, norm=True)
-    inputs = _layers().Input((224, 224, 3))
-    x = _pool(conv(inputs, 64, 7, 2), padding="same")
-    x = conv(conv(x, 64, 1), 192, 3)
-    for blocks in _GOOGLENET.values():
-        x = _pool(x, padding="same")
-        for filters in blocks:
-            x = _inception_v1(x, filters)
-    return _model(inputs, _head(x))
+    return googlenet((224, 224, 3), CLASSES)
 
 
 def _v4_stem(x: Any) -> Any:
