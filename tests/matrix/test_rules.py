@@ -35,7 +35,8 @@ class Case:
     `not_said` is the opposite: where the rules hold this is missing. `lint` False: the script is
     right, and shows what the rule advises, or the rule is the generator's only. `span` is where an
     option is unknown, of which the rule itself knows nothing. `but` is a release where the rule
-    warns of what was not seen there.
+    warns of what was not seen there. On the nodes of the partition `alone` nothing else runs: how
+    Slurm spreads tasks depends on the CPUs that other jobs have taken.
     """
 
     rules: str
@@ -44,7 +45,7 @@ class Case:
     said: str
     not_said: bool = False
     lint: bool = True
-    gpus: bool = True
+    partition: str = "p100"
     span: Span | None = None
     but: str = ""
 
@@ -56,9 +57,8 @@ class Case:
 
     @property
     def script(self):
-        partition = "p100" if self.gpus else "cpu"
         lines = "".join(f"#SBATCH {one}\n" for one in self.directives.split("\n") if one)
-        return f"#!/bin/bash\n#SBATCH --partition={partition} --time=5\n{lines}{self.body}\n"
+        return f"#!/bin/bash\n#SBATCH --partition={self.partition} --time=5\n{lines}{self.body}\n"
 
 
 def _case(row):
