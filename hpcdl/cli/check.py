@@ -256,17 +256,15 @@ def _night(args: argparse.Namespace) -> ExitCode:
 
 
 def _ci_options(parser: argparse.ArgumentParser) -> None:
-    from hpcdl.regress.ci import DAYS, KINDS
+    from hpcdl.regress.ci import KINDS
 
     add = parser.add_argument
     add("kind", choices=KINDS, help="system that runs it")
     add("--output", type=Path, metavar="PATH", help="output file; for systemd a directory")
     add("--at", default="02:00", metavar="HH:MM", help="start of the nightly checks (02:00)")
-    add("--day", default="sunday", choices=DAYS, help="day of the weekly checks (sunday)")
     add("--user", default="", metavar="NAME", help="systemd: user who runs the checks (you)")
     add("--runs", type=at_least(1), default=1, metavar="N", help="run every check N times (1)")
     add("--explain", action="store_true", help="say what it will do tonight, and write nothing")
-    add("--command", default="", metavar="PATH", help="hpcdl executable to run (default: this one)")
     add("--notify", default="", metavar="FILE", help="whom the gate notifies of changes")
 
 
@@ -288,11 +286,7 @@ def _ci(args: argparse.Namespace) -> ExitCode:
     if args.kind == "systemd":
         given["user"] = unit_user(args.user, site)
     request = Request(
-        **given
-        | {
-            "site_file": site_file(args.kind, site, args.site),
-            "command": args.command or this_command(),
-        }
+        **given | {"site_file": site_file(args.kind, site, args.site), "command": this_command()}
     )
     if args.explain:
         text = explained(site, request)

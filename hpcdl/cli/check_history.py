@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpcdl.cli.framework import a_day, command, option, show, the_site
-from hpcdl.system.amounts import at_least
 from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.files import write_atomic
 from hpcdl.system.text import did_you_mean, table
@@ -97,7 +96,6 @@ def _gate(args: argparse.Namespace) -> ExitCode:
         default="markdown",
     ),
     option("--output", "FILE", "write to FILE, not to the screen", type=Path),
-    option("--nights", "N", "days of history on the page (365)", type=at_least(1), default=365),
 )
 def _report(args: argparse.Namespace) -> ExitCode:
     """Report a run's verdicts as a page, Markdown, JUnit, Prometheus or JSON."""
@@ -111,7 +109,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
     named = args.folder or _newest(site)
     run = read_run(named)
     if site and name == "html":
-        text = _page(site, run, named, args.nights)
+        text = _page(site, run, named)
     else:
         text = FORMATS[name](run, answer_now(site) if site else None)
     print(text, end="") if args.output is None else write_atomic(args.output, text)
@@ -135,7 +133,7 @@ def _is_named(args: argparse.Namespace) -> bool:
         return bool(args.site or os.environ.get("HPCDL_SITE"))
 
 
-def _page(site: Site, run: Run, named: Path, nights: int) -> str:
+def _page(site: Site, run: Run, named: Path) -> str:
     from hpcdl.regress.gate import answer_now
     from hpcdl.regress.history import read_history
     from hpcdl.regress.report.page import directory_of, night_page, read_files
@@ -144,7 +142,7 @@ def _page(site: Site, run: Run, named: Path, nights: int) -> str:
     files = read_files(run, directory_of(run, named, runs_directory(site)))
     answer = answer_now(site)
     with read_history(site) as history:
-        return night_page(run, history, files, site=site.name, nights=nights, answer=answer)
+        return night_page(run, history, files, site=site.name, answer=answer)
 
 
 @command(

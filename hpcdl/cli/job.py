@@ -28,6 +28,8 @@ _NUMBER = at_least(1, 1_000_000)
 _SHOWN = 20
 _CHECKED = 200
 _PIECE = 65536
+_LINES = 100
+_PRINTED = partial(request.options, leave_out=("chain",))
 
 
 def _written(args: argparse.Namespace) -> JobScript:
@@ -41,7 +43,7 @@ def _written(args: argparse.Namespace) -> JobScript:
 @command(
     "hpcdl job render --partition p100 --gpus 8 > job.sh",
     option("--slurm-version", "V", "write the script for this Slurm release, not the site's"),
-    request.options,
+    _PRINTED,
     rest=request.PROGRAM,
 )
 def _render(args: argparse.Namespace) -> ExitCode:
@@ -54,7 +56,7 @@ def _render(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-@command("hpcdl job explain --partition p100 --gpus 8", request.options, rest=request.PROGRAM)
+@command("hpcdl job explain --partition p100 --gpus 8", _PRINTED, rest=request.PROGRAM)
 def _explain(args: argparse.Namespace) -> ExitCode:
     """Print the job script with the reason for every line."""
     script = _written(args)
@@ -277,21 +279,13 @@ def _values(one: RunStatus) -> str:
 # ---- submitted jobs ----
 
 
-@command(
-    "hpcdl job watch 4711",
-    option("job", "JOB", "job id, or the job's directory"),
-    option("--once", "print the current state once and exit"),
-)
+@command("hpcdl job watch 4711", option("job", "JOB", "job id, or the job's directory"))
 def _watch(args: argparse.Namespace) -> ExitCode:
     """Watch a job: state, reason for waiting, progress."""
     from hpcdl.jobs.submission import require_this_cluster
-    from hpcdl.jobs.watch import as_line, look
 
     submission = require_this_cluster(_found(the_site(args), args.job))
-    if not args.once:
-        return _watch_to_the_end(submission, args, _submission_data(submission))
-    snapshot = look(submission)
-    return show(args, asdict(snapshot), as_line(snapshot))
+    return _watch_to_the_end(submission, args, _submission_data(submission))
 
 
 def _watch_to_the_end(
@@ -332,7 +326,6 @@ def _submission_data(submission: Submission) -> dict[str, object]:
 @command(
     "hpcdl job log -f 4711",
     option("job", "JOB", "job id, or the job's directory"),
-    option("-n --lines", "N", "last lines to begin with (100)", type=_NUMBER, default=100),
     option("-f --follow", "follow the log until the job ends, across requeues"),
 )
 def _log(args: argparse.Namespace) -> ExitCode:
@@ -343,7 +336,7 @@ def _log(args: argparse.Namespace) -> ExitCode:
     submission = _found(the_site(args), args.job)
     # Where the file ends now is where following begins: nothing is printed twice or left out.
     end = submission.log.stat().st_size if submission.log.is_file() else 0
-    lines = last_text(submission.log, end=end).splitlines()[-args.lines :]
+    lines = last_text(submission.log, end=end).splitlines()[-_LINES:]
     if args.json and not args.follow:
         print_json({"log": submission.log, "lines": lines})
         return ExitCode.OK

@@ -73,12 +73,6 @@ _EXPECTATIONS = (
     option("--cpus-per-task", "N", "CPUs per rank", type=int, required=True),
     option("--gpus-per-node", "N", "GPUs per node", type=int, default=0),
     option("--release", "ID", "release that must be loaded", default=""),
-    option(
-        "--driver",
-        "VERSION",
-        "oldest driver that is enough; default: of the loaded release",
-        default="",
-    ),
     *_LOOKS,
     option("probes", "FILE", "output of the ranks' probes", type=Path),
 )
@@ -89,7 +83,7 @@ def _expected(args: argparse.Namespace, without_driver: bool) -> ExpectedAllocat
 
     names = vars(args).keys() & ExpectedAllocation.__dataclass_fields__.keys()
     values = {name: getattr(args, name) for name in names}
-    values["driver"] = args.driver or needed_driver(os.environ)
+    values["driver"] = needed_driver(os.environ)
     if args.gpus_per_node and without_driver:
         from hpcdl.slurm.execution import current_or_cluster
 

@@ -85,7 +85,6 @@ _GATE_ARGUMENTS = (
     "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e",
     option("release", "release id (default: the newest one built)", nargs="?"),
     *_GATE_ARGUMENTS,
-    option("--verify-again", "run the gate even if its evidence is stored"),
     changes=True,
 )
 def _publish(args: argparse.Namespace) -> ExitCode:
@@ -107,7 +106,7 @@ def _publish(args: argparse.Namespace) -> ExitCode:
         partitions=args.partition,
         wait_minutes=args.wait,
     )
-    switch = publish(site, release_id, gate, say=say, verify_again=args.verify_again, enough=enough)
+    switch = publish(site, release_id, gate, say=say, enough=enough)
     return _show(site, switch, args)
 
 

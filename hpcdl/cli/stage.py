@@ -1,4 +1,4 @@
-"""`hpcdl stage`: data on the node's own disk. Job scripts call it with --stage-data."""
+"""`hpcdl stage`: data on the node's own disk. Job scripts call it for `stage_data`."""
 
 from __future__ import annotations
 

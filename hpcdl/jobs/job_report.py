@@ -25,7 +25,7 @@ _NAMES = {
 }
 _ADVICE = {
     "input": "input-bound: {share} of each step waits for data; ask for more --cpus-per-task, for "
-    "fewer GPUs of each node, or for --stage-data",
+    "fewer GPUs of each node, or for stage_data",
     "communication": "communication-bound: {share} of each step waits for gradients; use larger "
     "batches per GPU, fp16 compression, or fewer nodes",
     "checkpoint": "{share} of the time is spent on checkpoints; write them less often",

@@ -274,12 +274,10 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
     if not spec.stage:
         return None
     if not spec.data:
-        raise BadInput("--stage-data needs the data set", hint="give --data DIR as well")
+        raise BadInput("stage_data needs the data set", hint="give --data DIR as well")
     if partition.scratch is None:
         message = f"'{partition.name}' has no node-local scratch to stage data to"
-        raise BadInput(
-            message, hint="leave --stage-data out, or describe `scratch` in the site file"
-        )
+        raise BadInput(message, hint="leave stage_data out, or describe `scratch` in the site file")
     return {
         "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
         "workers": min(16, max(2, layout.cpus_per_task)),

@@ -294,18 +294,18 @@ class JobSpec:
         free=True,
     )
     preflight: bool = option(
-        "check the allocation before the ranks start",
-        True,
-        **SWITCH,
-        flag=None,
-        constants={"--no-preflight": (False, "skip the preflight checks")},
-        free=True,
+        "check the allocation before the ranks start", True, **SWITCH, flag=None, free=True
     )
     data: str | None = option(
         "data set; the job finds it in HPCDL_DATA", None, metavar="DIR", read=_data, type="string"
     )
     stage: bool = option(
-        "copy the data set to node-local disks first", False, **SWITCH, key="stage_data", sweep=True
+        "copy the data set to node-local disks first",
+        False,
+        **SWITCH,
+        key="stage_data",
+        flag=None,
+        sweep=True,
     )
     chain: int = option(
         "number of jobs to queue; each resumes where the last one stopped",

@@ -36,7 +36,6 @@ from hpcdl.system.trust import require_own
 KINDS = ("gitlab", "github", "scrontab", "systemd")
 IN_REPOSITORY = ("gitlab", "github")
 """Kinds whose file lies in a repository, beside the site file."""
-DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _AT = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
 _PLAIN = re.compile(r"[\w./:=@,+-]+", re.ASCII)
 _HOURS = 8
@@ -58,14 +57,13 @@ class Request:
     """How the pipeline is to be.
 
     `site_file` and `command` are written into it as they are; `at` is the nightly checks' time
-    of day, `day` the weekly ones'; `user` who systemd runs as. `runs` is how often each check
-    runs, `notify` the file of whom the gate tells.
+    of day; `user` who systemd runs as. `runs` is how often each check runs, `notify` the file of
+    whom the gate tells.
     """
 
     site_file: str
     command: str = "hpcdl"
     at: str = "02:00"
-    day: str = "sunday"
     user: str = ""
     notify: str = ""
     runs: int = 1
@@ -139,7 +137,7 @@ def explained(site: Site, request: Request) -> str:
     return (
         f"every night at {request.at}{who}: checks with the tags nightly and node, runs: "
         f"{request.runs}, again where suspicious: {budget}; then report and gate{tells}\n"
-        f"on {request.day} at {weekly}{who}: checks with the tag weekly"
+        f"on sunday at {weekly}{who}: checks with the tag weekly"
     )
 
 
@@ -197,7 +195,7 @@ def _systemd(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _values(site: Site, request: Request) -> dict[str, Any]:
-    """Everything the templates may use. Raises BadInput: a time or a day that is none."""
+    """Everything the templates may use. Raises BadInput: a time that is none."""
     hour, minute = _time(request)
     command, reports = [request.command], str(reports_directory(site))
     where = ["--site", request.site_file]
@@ -210,7 +208,7 @@ def _values(site: Site, request: Request) -> dict[str, Any]:
         "site": site.name,
         "hours": _HOURS,
         "nightly": _clock(hour, minute),
-        "weekly": _clock(hour + _WEEKLY_AFTER, minute, DAYS.index(request.day)),
+        "weekly": _clock(hour + _WEEKLY_AFTER, minute, weekly=True),
         "cache": _clock(hour - _CACHE_BEFORE, minute),
         "lines": {
             "cache": [" ".join(build) for build in builds],
@@ -287,11 +285,10 @@ def _time(request: Request) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def _clock(hour: int, minute: int, day: int | None = None) -> dict[str, str]:
+def _clock(hour: int, minute: int, *, weekly: bool = False) -> dict[str, str]:
     """A time in five fields of a crontab, where Sunday is 0, and as systemd.time(7) has it."""
-    name = "" if day is None else f"{DAYS[day][:3].title()} "
-    cron = f"{minute} {hour % 24} * * {'*' if day is None else (day + 1) % 7}"
-    return {"cron": cron, "calendar": f"{name}*-*-* {hour % 24:02d}:{minute:02d}:00"}
+    cron = f"{minute} {hour % 24} * * {'0' if weekly else '*'}"
+    return {"cron": cron, "calendar": f"{'Sun ' * weekly}*-*-* {hour % 24:02d}:{minute:02d}:00"}
 
 
 def _fill(template: str, **values: object) -> str:

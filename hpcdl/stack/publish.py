@@ -74,13 +74,12 @@ def publish(
     gate: Gate = verify_here,
     *,
     say: Say,
-    verify_again: bool = False,
     enough: Callable[[Proof], bool] = lambda _: True,
 ) -> PublishResult:
     """Prove a release and make it current.
 
     Stored evidence that passed is taken, for releases do not change: where `enough` says that it
-    will do, and without `verify_again`. While the gate is at work, which may wait for nodes,
+    will do. While the gate is at work, which may wait for nodes,
     nothing is locked; while the files are compared with the seal, no rollback waits for that: it
     takes another lock, which is held for seconds only.
     """
@@ -89,7 +88,7 @@ def publish(
     require_readers(site, release, say)
     _require_gpus_served(site, release)
     proof = read_proof(release)
-    if verify_again or proof is None or not proof.passed or not enough(proof):
+    if proof is None or not proof.passed or not enough(proof):
         say(f"verifying {release_id} through its module")
         proof = verify(site, release_id, gate)
     if not proof.passed:

@@ -161,7 +161,7 @@ def struck(*names):
                 bench.kept(count(results) == rows.count("\n"), f"results, {what}")
             elif name in {"publish", "rollback", "gc", "build"}:
                 site = small_site(place / "prefix")
-                publish(site, release_ids(site)[0], passing, say=silent, verify_again=True)
+                publish(site, release_ids(site)[0], passing, say=silent, enough=lambda _: False)
                 collect(site, dict)
                 bench.tally.left += [f"{one} after {what}" for one in temporary(place)]
 

@@ -126,6 +126,7 @@ FILES = {
     "run-word/verdicts.json": json.dumps({"verdicts": [{**_VERDICT, "status": "GREAT"}]}),
     "history-text.sqlite": "this is no data base, though it is longer than a header of one\n" * 20,
     "nights/head.csv": "date,value\n",
+    "stage.yaml": "schema: 1\nstage_data: true\n",
     "results/no.jsonl": '{"check": "c"\n',
     "results/list.jsonl": "[1, 2]\n",
     "results/lacks.jsonl": '{"schema": 1, "check": "c"}\n',

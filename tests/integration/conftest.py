@@ -18,6 +18,7 @@ from hpcdl.system.errors import MissingPrerequisite
 from tests.homes import short_home
 from tests.make.releases import LMOD
 from tests.make.sites import shipped, up
+from tests.make.specs import QUICK
 from tests.waiting import wait_for
 
 HPCDL = Path(sys.executable).with_name("hpcdl")
@@ -66,7 +67,7 @@ class Shell:
 
     def submit(self, *words):
         """The answer of `job submit`, without modules and preflight."""
-        shared = ("job", "submit", "--no-module", "--no-preflight", "--json")
+        shared = ("job", "submit", "--no-module", "--file", QUICK, "--json")
         return json.loads(self.hpcdl(*shared, *words).stdout)
 
     def ended(self, job):

@@ -27,6 +27,7 @@ from tests.integration.conftest import HPCDL, Shell, clean_environment, needs_lm
 from tests.integration.spack_fixture import why_not
 from tests.make.releases import LMOD, make_current
 from tests.make.sites import embedded_file, small_site
+from tests.make.specs import QUICK
 from tests.strangers import as_root, stranger
 from tests.waiting import wait_for
 
@@ -225,7 +226,7 @@ def test_a_job_does_not_run_in_a_directory_that_another_prepared(shared, slurm, 
     """That of a rendered script has the job's number in its name: anybody knows the next one."""
     site = embedded_file(tmp_path, ("$HPCDL_HOME/embedded/", f"{shared}/"))
     render = ["job", "render", "--site", str(site), "--name", "j", "--no-module"]
-    done = hpcdl(tmp_path, *render, "--no-preflight", "--partition", "cpu", "--", "touch", "ran")
+    done = hpcdl(tmp_path, *render, "--file", QUICK, "--partition", "cpu", "--", "touch", "ran")
     (tmp_path / "job.sh").write_text(done.stdout)
     jobs, victim = shared / "work/jobs", shared / "victim"
     victim.mkdir()

@@ -18,6 +18,7 @@ from hpcdl.site import load_site
 from hpcdl.system.errors import MissingPrerequisite
 from tests.integration.conftest import need_packages
 from tests.make.sites import embedded_file, up
+from tests.make.specs import QUICK
 from tests.strangers import as_root, people
 from tests.waiting import wait_for
 
@@ -115,7 +116,7 @@ def test_without_root_its_nodes_share_the_machine(owned):
     show = "id -un; echo $CUDA_VISIBLE_DEVICES"
     words = ("--mpi=none", "-p", "p100", "--gpus-per-node=p100:2", "sh", "-c", show)
     assert owner("srun", *words, **conf(place)).stdout.split() == [owner.name, "0,1"]
-    words = ("job", "submit", "--no-module", "--no-preflight", "--partition=p100", "--gpus=2")
+    words = ("job", "submit", "--no-module", f"--file={QUICK}", "--partition=p100", "--gpus=2")
     words += ("--site=embedded", f"--job-dir={owner.home}/job", "--watch", "--", "true")
     done = owner(*HPCDL, *words, reads_all=True, **conf(place))
     assert done.returncode == 0, done.stdout + done.stderr

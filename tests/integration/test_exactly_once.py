@@ -19,6 +19,7 @@ import pytest
 
 from tests.integration.conftest import HPCDL
 from tests.make.sites import embedded_file
+from tests.make.specs import QUICK
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -106,7 +107,7 @@ def once(slurm, tmp_path):
     return Once(slurm, tmp_path)
 
 
-ASKED = ("--no-module", "--no-preflight", "--partition", "cpu", "--name")
+ASKED = ("--no-module", "--file", QUICK, "--partition", "cpu", "--name")
 # A job says in its directory that it ran.
 RUNS = ("--", "sh", "-c", "echo x >>runs")
 
@@ -226,7 +227,7 @@ def test_what_was_never_sent_is_listed_as_such_and_submitted_by_the_next_try(onc
     once(*job("never"), path=path, code=3)
     assert "UNCONFIRMED" in once("job", "list")
     (folder,) = (one for one in (once.work / "jobs").glob("never-*"))
-    once("job", "watch", "--once", str(folder), code=3)
+    once("job", "report", str(folder), code=3)
     assert "of the same command before" in once(*job("never"))
     assert once.listed() == once.jobs("never")
     assert len(once.jobs("never")) == 1

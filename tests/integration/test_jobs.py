@@ -14,6 +14,7 @@ from hpcdl.cluster.teardown import down
 from hpcdl.system.trust import user_of
 from tests.integration.conftest import HPCDL, need_packages, shell_of
 from tests.make.sites import embedded_file, up
+from tests.make.specs import QUICK
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.cluster
@@ -123,7 +124,9 @@ def with_scratch(slurm, folder, scratch):
     (folder / "data").mkdir()
     (folder / "data/shard").write_text("content")
     site = embedded_file(folder, ("path: /tmp", f"path: {scratch}"))
-    return ["--site", site, "--data", folder / "data", "--stage-data", "--job-dir", folder / "job"]
+    file = folder / "job.yaml"
+    file.write_text("schema: 1\npreflight: false\nstage_data: true\n")
+    return ["--site", site, "--data", folder / "data", "--file", file, "--job-dir", folder / "job"]
 
 
 def test_what_a_cancelled_job_staged_goes_at_once_or_with_the_next_staging(slurm, tmp_path):
@@ -271,7 +274,7 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(account
         gone = ("scontrol", "show", "job", job)
         wait_for(lambda gone=gone: accounted(*gone, check=False).returncode != 0)
 
-    told = accounted.json("job", "watch", "--once", requeued)
+    told = accounted.json("job", "watch", requeued)
     assert (told["state"], told["exit_code"], told["restarts"]) == ("COMPLETED", 0, 1)
     told = accounted.json("job", "watch", failed)
     assert (told["state"], told["exit_code"]) == ("FAILED", 3)
@@ -296,7 +299,7 @@ def test_a_sweep_is_split_by_slurms_limits_and_a_rerun_continues(accounted, tmp_
     def sweep():
         over = ",".join(map(str, range(1, 16)))
         words = ("--cpus-per-task", "1", "--launcher", "single", "--name", "limits", "--over")
-        shared = ("job", "sweep", "--no-module", "--no-preflight", "--partition", "cpu")
+        shared = ("job", "sweep", "--no-module", "--file", QUICK, "--partition", "cpu")
         program = ("--", "sh", "-c", "echo {x} >>runs")
         return accounted.hpcdl(*shared, *words, f"x={over}", *program, check=False)
 

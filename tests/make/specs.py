@@ -1,10 +1,15 @@
 """Jobs: a request is a `JobSpec`; here are its script, and what refuses it."""
 
+from pathlib import Path
+
 import pytest
 
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module, check_spec
 from hpcdl.system.errors import BadInput
+
+QUICK = str(Path(__file__).with_name("quick.yaml"))
+"""The job file of jobs that are not checked first."""
 
 
 def script(site, partition="p100", module=None, **asked):

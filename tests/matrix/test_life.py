@@ -7,6 +7,7 @@ import time
 import pytest
 
 from hpcdl.slurm import client, once
+from tests.make.specs import QUICK
 from tests.matrix.machines import HPCDL, script
 from tests.waiting import wait_for
 
@@ -89,7 +90,7 @@ def test_scancel_tells_the_ranks_and_never_requeues(machine):
 
 def test_a_sweep_runs_as_an_array_with_a_throttle(machine):
     name = f"s{time.time_ns()}"
-    options = "--no-module --no-preflight --json --partition cpu --cpus-per-task 1 --running 2"
+    options = f"--no-module --file {QUICK} --json --partition cpu --cpus-per-task 1 --running 2"
     sweep = ["job", "sweep", *options.split(), "--name", name, "--over", "n=1,2,3"]
     program = ["--", "sh", "-c", "echo $SLURM_ARRAY_TASK_COUNT {n} >out"]
     assert len(json.loads(machine.hpcdl(*sweep, *program))["points"]) == 3

@@ -141,21 +141,21 @@ def test_a_cluster_without_stacks_has_nothing_to_build(kind, three_generations):
 
 
 def test_a_time_is_the_same_in_every_form(three_generations):
-    request = Request("s", at="2:05", day="saturday")
+    request = Request("s", at="2:05")
     crontab = render("scrontab", three_generations, request)["scrontab"]
     times = [line.split(" ", 5)[:5] for line in crontab.splitlines() if line and line[0] != "#"]
-    assert [" ".join(one) for one in times] == ["5 22 * * *", "5 2 * * *", "5 8 * * 6"]
+    assert [" ".join(one) for one in times] == ["5 22 * * *", "5 2 * * *", "5 8 * * 0"]
     units = render("systemd", three_generations, request)
     assert "OnCalendar=*-*-* 02:05:00\n" in units["hpcdl-nightly.timer"]
-    assert "OnCalendar=Sat *-*-* 08:05:00\n" in units["hpcdl-weekly.timer"]
+    assert "OnCalendar=Sun *-*-* 08:05:00\n" in units["hpcdl-weekly.timer"]
     document = yaml.safe_load(render("github", three_generations, request)["hpcdl.yml"])
     crons = [entry["cron"] for entry in document[True]["schedule"]]  # YAML 1.1 reads `on` so
-    assert crons == ["5 2 * * *", "5 8 * * 6"]
+    assert crons == ["5 2 * * *", "5 8 * * 0"]
     assert document["jobs"]["nightly"]["if"].endswith("== '5 2 * * *'")
 
 
 def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations):
-    text = render("github", three_generations, Request("s", at="2:05", day="saturday"))["hpcdl.yml"]
+    text = render("github", three_generations, Request("s", at="2:05"))["hpcdl.yml"]
     group = yaml.safe_load(text)["concurrency"]["group"]
 
     def named(ref, schedule, event):
@@ -168,7 +168,7 @@ def test_a_weekly_run_that_waits_is_dropped_by_no_night(three_generations):
 
     runs = [
         ("main", "5 2 * * *", "schedule"),
-        ("main", "5 8 * * 6", "schedule"),
+        ("main", "5 8 * * 0", "schedule"),
         ("pull/1", "", "pull_request"),
         ("pull/2", "", "pull_request"),
     ]

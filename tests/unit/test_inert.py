@@ -129,7 +129,7 @@ def test_colours_of_our_own_pass_and_those_of_a_name_do_not(monkeypatch):
 
 KNOWN = ("--site", "embedded")
 RUN = "20261121-031000-ab12"
-JOB = {"watch": ["--once"], "report": [], "cancel": []}
+JOB = {"watch": [], "report": [], "cancel": []}
 COMMANDS = {
     "history show": ["check", "history", "show", *KNOWN],
     "history export": ["check", "history", "export", *KNOWN],

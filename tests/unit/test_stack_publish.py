@@ -119,7 +119,7 @@ def test_a_proof_is_asked_for_once(site):
     go(site, "a", "b")
     assert publish(site, "a", failing, say=silent).proof.passed
     with pytest.raises(CheckFailed):
-        publish(site, "a", failing, say=silent, verify_again=True)
+        publish(site, "a", failing, say=silent, enough=lambda _: False)
 
 
 def test_a_proof_of_another_release_or_a_damaged_one_does_not_count(site):
