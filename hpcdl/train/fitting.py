@@ -97,7 +97,7 @@ class Fitting:
                 initial_epoch=piece.epoch,
                 epochs=piece.epochs,
                 steps_per_epoch=piece.steps * parts,
-                class_weight=keras_parts.class_weight(self.options),
+                class_weight=keras_parts.class_weight(self.options, self.source.classes),
                 callbacks=callback_list,
                 shuffle=False,
                 verbose=0,
@@ -209,6 +209,7 @@ def make_fitting(
     keras_parts.check_layers(model, ranks.size)
     fused = fuse(model) if settings_of(options.settings, "fit").get("fused", True) else 0
     keras_parts.check_settings(options, compiled=(own := is_compiled(model)))
+    keras_parts.class_weight(options, source.classes)  # a bad one is refused before training
     callbacks = keras_parts.make_callbacks(options, first=ranks.rank == 0)
     alone_xla = options.xla and ranks.size == 1
     if own:

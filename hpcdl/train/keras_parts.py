@@ -89,10 +89,29 @@ def check_settings(options: TrainOptions, *, compiled: bool) -> None:
             raise BadInput(f"--set fit.{name}: there are fit.class_weight and fit.fused")
 
 
-def class_weight(options: TrainOptions) -> dict[int, float] | None:
-    """The weights of classes by `--set fit.class_weight={"0": 2.0}`; None without."""
-    weights = settings_of(options.settings, "fit").get("class_weight")
-    return weights and {int(label): float(weight) for label, weight in dict(weights).items()}
+def class_weight(options: TrainOptions, classes: int) -> dict[int, float] | None:
+    """The weights of classes by `--set fit.class_weight={"0": 2.0}`; None without.
+
+    Raises BadInput: they are no such table, or name none of `classes`, where their number is known
+    (Keras would leave that weight out without a word).
+    """
+    given = settings_of(options.settings, "fit").get("class_weight")
+    if given is None:
+        return None
+    try:
+        weights = {int(label): float(weight) for label, weight in dict(given).items()}
+    except (TypeError, ValueError) as fault:
+        raise BadInput(
+            f"--set fit.class_weight={given}: not a weight for each class",
+            hint='--set \'fit.class_weight={"0": 1, "1": 2.5}\'',
+        ) from fault
+    absent = [label for label in weights if not 0 <= label < (classes or label + 1)]
+    if absent:
+        raise BadInput(
+            f"--set fit.class_weight: there is no class {absent[0]}",
+            hint=f"the data have the classes 0 to {classes - 1}",
+        )
+    return weights
 
 
 # ---- the model ----

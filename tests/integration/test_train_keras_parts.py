@@ -36,6 +36,8 @@ def test_a_name_that_is_none_gets_the_nearest_one(runs):
         (("--loss=mine:nothing",), "cannot be imported"),
         (("--metrics=top_k_categorical_acuracy",), "did you mean 'topkcategoricalaccuracy'"),
         (("--callback=csvloger",), "did you mean 'csvlogger'"),
+        (('--set=fit.class_weight={"10": 2}',), "the data have the classes 0 to 9"),
+        (("--set=fit.class_weight=[1, 2]",), "not a weight for each class"),
     )
 
 
