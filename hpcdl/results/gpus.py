@@ -113,19 +113,32 @@ def model_of_type(gres_type: str | None) -> str | None:
     """
     if not gres_type or is_slice(gres_type):
         return None
-    words = [
-        re.sub(r"^(\d+)g$", r"\1gb", word)
-        for word in re.split(r"[-_ ]+", gres_type.casefold())
-        if word not in _MAKERS
-    ]
-    exact = {_joined(name): name for name in known_names()}.get("".join(words))
+    exact = {_joined(name): name for name in known_names()}.get("".join(_words(gres_type)))
     if exact:
         return canonical(exact)
-    rows = facts.load("gpus")["gpus"]
-    fitting = [name for name, row in rows.items() if _explains(name, row, words)]
+    fitting = _fitting(gres_type)
     usual = {canonical(name.split("-")[0]) for name in fitting}
     chosen = [name for name in fitting if name in usual] or fitting
-    return str(chosen[0]) if len(chosen) == 1 else None
+    return chosen[0] if len(chosen) == 1 else None
+
+
+def may_be(name: str | None) -> list[str]:
+    """The cards that a name leaves open, such as the three of `H100`; none where it means one."""
+    rows = {row.casefold() for row in facts.load("gpus")["gpus"]}
+    fitting = _fitting(name) if name and name.casefold() not in rows else []
+    return fitting if len(fitting) > 1 else []
+
+
+def _words(text: str) -> list[str]:
+    """The words of a name but for its maker; `80g` is `80gb`."""
+    words = re.split(r"[-_ ]+", text.casefold())
+    return [re.sub(r"^(\d+)g$", r"\1gb", word) for word in words if word not in _MAKERS]
+
+
+def _fitting(text: str) -> list[str]:
+    """The models that have every word of a name."""
+    words, rows = _words(text), facts.load("gpus")["gpus"]
+    return [name for name, row in rows.items() if _explains(name, row, words)]
 
 
 def _joined(name: str) -> str:
@@ -215,9 +228,9 @@ def groups_for(partition: P, model: str | None) -> tuple[P, ...]:
 
 
 def one_group(partition: P, model: str | None) -> P:
-    """The first group of a model; BadInput: no node has it, or none is named of several."""
+    """The first group of a model; BadInput: no node has it, or the name leaves several open."""
     found = groups_for(partition, model)
-    if model is None and len({group.gpu and group.gpu.model for group in found}) > 1:
+    if len({group.gpu and group.gpu.model for group in found}) > 1:
         raise BadInput(f"'{partition.name}' has several GPU models", hint=ask_for(found))
     return found[0]
 

@@ -14,7 +14,7 @@ from functools import cache, partial
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.results.gpus import NVIDIA, find_row, gres_type, known_names, out_of_scope
+from hpcdl.results.gpus import NVIDIA, find_row, gres_type, known_names, may_be, out_of_scope
 from hpcdl.site.model import Site
 from hpcdl.site.sections import Waiver
 from hpcdl.slurm.hostlist import expand_hostlist
@@ -22,7 +22,7 @@ from hpcdl.slurm.rules import known_release
 from hpcdl.system.declare import build, schema_of
 from hpcdl.system.document import Document, Schema, check, parse_bytes, short
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import did_you_mean
+from hpcdl.system.text import did_you_mean, one_of
 
 _CPU_ONLY = "leave out `gpu`: the partition then serves CPU jobs, as do all others"
 _EXAMPLES = {"compute": "compute: '8.9'", "memory_gb": "memory_gb: 48"}
@@ -109,6 +109,7 @@ class _Meaning:
         if foreign := out_of_scope(name, row.get("vendor") or NVIDIA):
             self.fault(foreign, where, _CPU_ONLY)
             return
+        self.one_card(name, where)
         known, compute = facts.load("gpus")["capabilities"]["known"], row.get("compute")
         if compute and compute not in known:
             message = f"there is no compute capability {short(compute)}"
@@ -147,6 +148,8 @@ class _Meaning:
             close, shown = did_you_mean(model, known_names(self.own)).rstrip(";."), short(model)
             row = f"`gpus: {{{shown}: {{compute: 'X.Y', memory_gb: N}}}}`"
             self.fault(f"unknown GPU model '{shown}'", place, f"{close} Or describe it: {row}")
+        else:
+            self.one_card(model, place)
         self.cpus(where, nodes)
         if not nodes.get("hostlist"):
             return
@@ -158,6 +161,12 @@ class _Meaning:
         if declared is not None and count != declared:
             wrong = f"'hostlist' names {count} nodes, but 'nodes' is {declared}"
             self.fault(wrong, (*where, "hostlist"))
+
+    def one_card(self, model: str | None, where: Where) -> None:
+        """A name of several cards: their speed and memory differ."""
+        if cards := may_be(model):
+            hint = "write the one that these nodes have: `nvidia-smi -L` there names it"
+            self.fault(f"the GPU model '{model}' may be {one_of(cards)}", where, hint)
 
     def cpus(self, where: Where, nodes: Values) -> None:
         """More usable CPUs than there are."""

@@ -16,7 +16,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from hpcdl import facts
-from hpcdl.results.gpus import is_slice, model_of_type, out_of_scope
+from hpcdl.results.gpus import is_slice, may_be, model_of_type, out_of_scope
 from hpcdl.site.model import Partition, Site
 from hpcdl.site.sections import NAME
 from hpcdl.slurm import client
@@ -242,6 +242,7 @@ def draft(cluster: LiveCluster) -> Draft:
         cluster=cluster,
         left_out=left_out,
         model_of=model_of_type,
+        may_be=may_be,
         typed=any(group.gpu_type for _, group in groups),
         known=sorted(facts.load("gpus")["gpus"]),
     )

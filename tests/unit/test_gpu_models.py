@@ -20,7 +20,7 @@ from hpcdl.predict.machine import of_partition
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.regress.reframe_adapter.settings import render_settings
 from hpcdl.regress.training import job_on
-from hpcdl.results.gpus import find_row, gpu_named, matches, out_of_scope
+from hpcdl.results.gpus import find_row, gpu_named, matches, may_be, one_group, out_of_scope
 from hpcdl.site import StackRequest, load_site
 from hpcdl.stack.resolve import Resolver, why_not
 from hpcdl.stack.resolve_facts import models, serves
@@ -62,6 +62,40 @@ def test_other_vendors_are_out_of_scope_and_cpu_partitions_still_work(tmp_path, 
 @pytest.mark.parametrize("model", ["MIG-1g.5gb", "M60", "A30", "max-model", "Maxwell"])
 def test_nvidias_models_are_not_taken_for_others(model):
     assert out_of_scope(model) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "cards"),
+    [
+        ("H100", "H100-SXM5, H100-PCIe or H100-NVL"),
+        ("a100", "A100-PCIe-40GB, A100-SXM4-40GB, A100-SXM4-80GB or A100-PCIe-80GB"),
+        ("A100-80GB", "A100-SXM4-80GB or A100-PCIe-80GB"),
+        ("A100-PCIe", "A100-PCIe-40GB or A100-PCIe-80GB"),
+        ("P100", "P100-PCIe or P100-SXM2"),
+        ("V100-32GB", "V100-PCIe-32GB, V100-SXM2-32GB or V100-SXM3-32GB"),
+    ],
+)
+def test_a_name_of_several_cards_is_refused_with_them(tmp_path, model, cards):
+    assert f"the GPU model '{model}' may be {cards}" in refused(tmp_path, "A40", model)
+    assert f"may be {cards}" in refused(tmp_path, "X1: {", f"{model}: {{")
+
+
+def test_a_name_of_several_groups_is_no_choice_of_one():
+    site = shipped("mixed")
+    groups = site.partition("sizes").groups
+    cards = ("H100-PCIe", "H100-NVL")
+    several = [replace(one, gpu=gpu_named(m)) for one, m in zip(groups, cards, strict=True)]
+    part = replace(site.partition("sizes"), groups=tuple(several))
+    with pytest.raises(BadInput, match="'sizes' has several GPU models") as caught:
+        one_group(part, "H100")
+    assert "--gpu-model H100-PCIe" in caught.value.hint
+    assert one_group(part, "H100-NVL").gpu.memory_gb == 94
+
+
+@pytest.mark.parametrize("model", ["V100-SXM2", "p100-pcie", "H200", "H100-SXM", "2080Ti", "GH200"])
+def test_a_name_of_one_card_is_taken(model):
+    assert may_be(model) == []
+    assert gpu_named(model).memory_gb > 0
 
 
 def test_what_the_site_says_goes_before_the_facts_key_by_key():

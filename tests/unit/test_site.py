@@ -23,7 +23,7 @@ partitions:
   p100:
     nodes: 2
     hostlist: p100-[01-02]
-    gpu: {model: p100, per_node: 4}
+    gpu: {model: p100-pcie, per_node: 4}
     sockets: 2
     cores_per_socket: 14
     threads_per_core: 2
@@ -71,7 +71,7 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
     said = refused(
         site_file,
         ("nodes: 2", "nodse: 2"),
-        ("model: p100", "model: p1000"),
+        ("model: p100-pcie", "model: p1000"),
         ("sockets: 2", "sockets: -2"),
         ("memory_gb: 250", "memory_gb: lots"),
         ("stack: tf", "stack: tff"),

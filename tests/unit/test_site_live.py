@@ -133,6 +133,16 @@ def test_gres_types_name_models_as_sites_write_them(gres_type, model):
     assert model_of_type(gres_type) == model
 
 
+def test_a_draft_says_which_cards_a_type_leaves_open():
+    found = draft(cluster(gres="gpu:h100:4"))
+    line = next(line for line in found.text.splitlines() if "model:" in line)
+    assert line.endswith(
+        "model: H100-SXM5    # Slurm does not say which: H100-SXM5, H100-PCIe, H100-NVL"
+    )
+    assert "model: L40S    # check the form factor" in draft(cluster(gres="gpu:l40s:4")).text
+    assert "\n\n      gres_type" not in found.text
+
+
 def test_nodes_that_differ_are_named():
     first, second, *_ = nodes()
     odd = second._replace(memory_mb=128000)
