@@ -18,10 +18,11 @@ from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.system.text import StatusLine
 
 if TYPE_CHECKING:
-    from hpcdl.jobs import JobScript, JobSpec, Module
+    from hpcdl.jobs import JobScript, JobSpec
     from hpcdl.jobs.listing import Array
+    from hpcdl.jobs.manifest import RunStatus
     from hpcdl.jobs.submission import Submission
-    from hpcdl.jobs.sweep import RunStatus
+    from hpcdl.jobs.sweep import SweepArray
     from hpcdl.site import Site
 
 _NUMBER = at_least(1, 1_000_000)
@@ -169,8 +170,8 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
         dict(request.pair("--exclude", pair.strip(), "KEY=A,KEY=B") for pair in text.split(","))
         for text in args.exclude
     ]
-    if args.status and not matrix and (points := sweep.kept_points(folder, spec)):
-        return _show_sweep(sweep.run_statuses(folder, points), folder, args)
+    if args.status and not matrix and (kept := sweep.run_statuses(folder, None)):
+        return _show_sweep(kept, folder, args)
     if not args.status:  # what was submitted so is shown
         check_keys(spec, matrix, request.train_options(spec.program))
     points = plan(site, spec, matrix, exclude)
@@ -191,7 +192,9 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
         request.checked(site, point.spec, queued=True, module=module)
     if args.dry_run:
         found = sweep.run_statuses(folder, points, request=asked)
-        return _would_sweep(found, site, folder, modules, args)
+        wanted = sweep.wanted_points(points, found, args.retry_failed)
+        arrays = sweep.preview(site, folder, wanted, modules, args.running)
+        return _would_sweep(found, arrays, folder, args)
     found = sweep.submit(
         site, folder, points, modules, args.running, request=asked, retry=args.retry_failed
     )
@@ -200,16 +203,13 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
 
 def _would_sweep(
     statuses: Sequence[RunStatus],
-    site: Site,
+    arrays: Sequence[tuple[SweepArray, JobScript, Path, str]],
     folder: Path,
-    modules: Mapping[str, Module],
     args: argparse.Namespace,
 ) -> ExitCode:
     """Show, for --dry-run, the scripts of missing points and the points that cannot run."""
-    from hpcdl.jobs.sweep import preview, summary, wanted_points
+    from hpcdl.jobs.sweep import summary
 
-    points = wanted_points(statuses, args.retry_failed)
-    arrays = preview(site, folder, points, modules, args.running)
     if args.json:
         scripts = [
             {"points": [point.id for point in group.points], "script": script.text}
@@ -221,7 +221,7 @@ def _would_sweep(
             print(f"# would submit an array of {len(group.points)}:\n{script.text}")
         print(f"# {folder.name}: {summary(statuses)}")
         _name_impossible(statuses)
-    return ExitCode.PARTLY if any(one.point.problem for one in statuses) else ExitCode.OK
+    return ExitCode.PARTLY if any(one.problem for one in statuses) else ExitCode.OK
 
 
 def _show_sweep(statuses: Sequence[RunStatus], folder: Path, args: argparse.Namespace) -> ExitCode:
@@ -247,33 +247,23 @@ def _show_sweep(statuses: Sequence[RunStatus], folder: Path, args: argparse.Name
             )
     held_back = any(run.waits_for for run in statuses)
     unfinished = args.status and any(run.state != DONE for run in statuses)
-    impossible = any(run.point.problem for run in statuses)
+    impossible = any(run.problem for run in statuses)
     return ExitCode.PARTLY if impossible or unfinished or held_back else ExitCode.OK
 
 
 def _rows(statuses: Sequence[RunStatus]) -> list[dict[str, object]]:
-    return [
-        {
-            "id": status.point.id,
-            "values": status.point.values,
-            "state": status.state,
-            "job_id": status.job_id,
-            "problem": status.point.problem,
-            "exit_code": status.exit_code,
-            "log": status.log,
-        }
-        for status in statuses
-    ]
+    shown = ("id", "values", "state", "job_id", "problem", "exit_code", "log")
+    return [{key: getattr(status, key) for key in shown} for status in statuses]
 
 
 def _name_impossible(found: Sequence[RunStatus]) -> None:
     for one in found:
-        if one.point.problem:
-            print(f"  left out: {_values(one)}: {one.point.problem}", file=sys.stderr)
+        if one.problem:
+            print(f"  left out: {_values(one)}: {one.problem}", file=sys.stderr)
 
 
 def _values(one: RunStatus) -> str:
-    return " ".join(f"{key}={value}" for key, value in one.point.values.items())
+    return " ".join(f"{key}={value}" for key, value in one.values.items())
 
 
 # ---- submitted jobs ----

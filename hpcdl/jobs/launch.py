@@ -77,7 +77,7 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
     ranks = layout.nodes * workers
     waits = (ranks > 1 or bool(row.per_rank)) and not row.apart
     # `hpcdl train` finds its ranks by Horovod.
-    asks = spec.program and not is_train(spec.program) and not row.apart
+    asks = not is_train(spec.program) and not row.apart
     sizes = {"nodes": layout.nodes, "workers": workers, "ranks": ranks}
     return {
         "meets": row.meets or (asks and layout.world_size > 1),
@@ -235,13 +235,11 @@ def program_argv(site: Site, spec: JobSpec, waits: bool) -> tuple[str, ...]:
     the time limit would end a program that has no handler for it. A handler overrides that. Only a
     shell cannot trap what it inherits as ignored; where one does, the program is left as it is.
     """
-    row, program = LAUNCHERS[spec.launcher], step_command(spec.program or ("hpcdl", "train"))
+    row, program = LAUNCHERS[spec.launcher], step_command(spec.program)
     rank: tuple[str, ...] = ()
     if waits:
         rank = ("sh", "-c", Expandable("$HPCDL_RANK"), "rank")
-    elif (
-        spec.signal_before and not traps(spec) and not is_train(spec.program or ("hpcdl", "train"))
-    ):
+    elif spec.signal_before and not traps(spec) and not is_train(spec.program):
         rank = ("sh", "-c", 'trap "" USR2; exec "$@"', "rank")
     if row.agent:
         program = ("sh", "-c", Expandable("$hpcdl_agent"), "agent", *rank, *program)

@@ -332,8 +332,7 @@ def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -
 def _asks_for_one_process(partition: Partition, spec: JobSpec) -> bool:
     """Whether a program for CPUs asks for nothing: then it gets what plain sbatch would give it."""
     asked = (spec.nodes, spec.tasks, spec.tasks_per_node)
-    train = not spec.program or is_train(spec.program)
-    return partition.gpu is None and not train and asked == (None, None, None)
+    return partition.gpu is None and not is_train(spec.program) and asked == (None, None, None)
 
 
 # ---- the limits of a site's partitions, for the check of requests (hpcdl.slurm.fits) ----

@@ -16,12 +16,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs.manifest import of_this_cluster, read_manifest
+from hpcdl.jobs.manifest import RunStatus, located, of_this_cluster, read_manifest
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
 from hpcdl.jobs.watch import Snapshot, exit_code, look
 from hpcdl.site import Site
 from hpcdl.slurm import client
-from hpcdl.slurm.once import SETTLED_SECONDS, locate
+from hpcdl.slurm.once import SETTLED_SECONDS
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import duration, table
@@ -40,7 +40,7 @@ class Array:
     folder: Path
     partition: str
     submitted: float
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple[RunStatus, ...]
 
 
 @dataclass(frozen=True)
@@ -97,24 +97,17 @@ def arrays(site: Site, most: int | None = None) -> Iterator[Array]:
 
 def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
     manifest = read_manifest(folder)
-    shared: dict[str, list[Mapping[str, Any]]] = {}
-    for row in of_this_cluster(manifest.rows):
-        if row.get("job_id") or row.get("token"):
-            shared.setdefault(row.get("token") or str(row["job_id"]), []).append(row)
-    lost = {
-        key: [Path(row["directory"]) for row in rows]
-        for key, rows in shared.items()
-        if rows[0].get("job_id") is None
-    }
-    job_ids = locate(lost) if lost else {}
+    shared: dict[str, list[RunStatus]] = {}
+    for row in located(of_this_cluster(manifest.rows)):
+        if row.token:
+            shared.setdefault(row.token, []).append(row)
     asked_for = (manifest.request or {}).get("partition") or ""
-    for key, rows in shared.items():
+    for token, rows in shared.items():
         submitted = changed
         with suppress(OSError):  # its script's link is as old as its submission
-            submitted = (folder / f"{key}.sh").lstat().st_mtime
-        partition = str(rows[0].get("values", {}).get("partition") or asked_for)
-        job_id = rows[0].get("job_id") or job_ids.get(key)
-        yield Array(job_id, folder, partition, submitted, tuple(rows))
+            submitted = (folder / f"{token}.sh").lstat().st_mtime
+        partition = str(rows[0].values.get("partition") or asked_for)
+        yield Array(rows[0].job_id, folder, partition, submitted, tuple(rows))
 
 
 def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
@@ -127,13 +120,13 @@ def _array(array: Array, records: Sequence[JobRecord]) -> Listed:
     counts: Counter[str] = Counter()
     active = set()
     for row in array.rows:
-        task = row.get("task") or 0
+        task = row.task or 0
         task_record = single.get(str(task)) or next((r for r in several if r.has_task(task)), None)
         if task_record:
             state = task_record.state
             active |= {state} if task_record.active else set()
         else:
-            code = exit_code(Path(row.get("directory") or array.folder) / "exit_code")
+            code = exit_code(Path(row.directory) / "exit_code")
             state = "UNKNOWN" if code is None else "FAILED" if code else "COMPLETED"
         counts[state] += 1
     order = [

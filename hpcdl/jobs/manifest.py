@@ -6,10 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hpcdl.results.records import at
-from hpcdl.slurm.once import embedded_cluster
+from hpcdl.slurm.once import embedded_cluster, locate
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import read_regular, write_json
 
@@ -17,13 +16,47 @@ _MOST_BYTES = 200_000_000
 _SCHEMA = 2
 Common = Mapping[str, Any]
 """What all points of a sweep share, and their results depend on."""
+_KINDS = {"values": dict, "job_id": int, "task": int, "exit_code": int}
+
+
+class RunStatus(NamedTuple):
+    """A point of a sweep, its status, and the task that runs it: a row of the manifest.
+
+    `job_id` is None where no job was submitted, or where only the `token` of one is known.
+    `problem` is why the point cannot run. A failed point has its program's exit code. `cluster` is
+    the embedded cluster that the job is of, '' for another. `waits_for` is the limit of Slurm that
+    kept a missing point from being queued.
+    """
+
+    id: str
+    values: Mapping[str, str]
+    directory: str
+    problem: str = ""
+    state: str = ""
+    job_id: int | None = None
+    task: int | None = None
+    token: str | None = None
+    cluster: str = ""
+    exit_code: int | None = None
+    waits_for: str = ""
+
+    @property
+    def unconfirmed(self) -> bool:
+        """Whether a command was stopped between writing down its token and its job."""
+        return bool(self.token) and self.job_id is None
+
+    @property
+    def log(self) -> Path | None:
+        """The log of its last run."""
+        logs = Path(self.directory).parents[1] / "logs"
+        return None if self.job_id is None else logs / f"{self.job_id}_{self.task or 0}.log"
 
 
 @dataclass(frozen=True)
 class Manifest:
     """The content of sweep.json; `request` is None if it was not kept."""
 
-    rows: tuple[Mapping[str, Any], ...] = ()
+    rows: tuple[RunStatus, ...] = ()
     request: Common | None = None
 
 
@@ -48,35 +81,45 @@ def _shown(value: object) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of a sweep, empty where there is none; BadInput for an unreadable one."""
     path = folder / "sweep.json"
-    hint = f"take {folder} away to start over"
     try:
         if not path.exists():
             return Manifest()
         document = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
-    except (BadInput, OSError, ValueError, RecursionError) as fault:
-        raise BadInput(f"{path} cannot be read", hint=hint) from fault
-    if at(document, "schema") != _SCHEMA:
-        raise BadInput(f"{path} is not of version {_SCHEMA}", hint=hint)
-    rows, request = document.get("points"), document.get("request")
-    if not isinstance(rows, list) or not all(map(_is_row, rows)):
-        raise BadInput(f"{path} does not say which point is whose", hint=hint)
-    return Manifest(tuple(rows), request if isinstance(request, dict) else None)
+        rows = tuple(map(_row, {_SCHEMA: document["points"]}[document["schema"]]))
+    except (BadInput, OSError, ValueError, TypeError, LookupError, RecursionError) as fault:
+        hint = f"take {folder} away to start over"
+        raise BadInput(f"{path} is no manifest of version {_SCHEMA}", hint=hint) from fault
+    request = document.get("request")
+    return Manifest(rows, request if isinstance(request, dict) else None)
 
 
-def _is_row(row: object) -> bool:
-    kinds = {"id": str, "job_id": int | None, "task": int | None, "token": str | None}
-    known = all(isinstance(at(row, name), kind) for name, kind in kinds.items())
-    return known and (at(row, "token") is None or isinstance(at(row, "directory"), str))
+def _row(entry: Any) -> RunStatus:
+    own = {key: entry[key] for key in RunStatus._fields if key in entry and entry[key] is not None}
+    if all(isinstance(value, _KINDS.get(key, str)) for key, value in own.items()):
+        return RunStatus(**own)
+    raise TypeError(f"{entry} is no point of a sweep")
 
 
-def of_this_cluster(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def of_this_cluster(rows: Iterable[RunStatus]) -> list[RunStatus]:
     """Return the points of a sweep whose jobs belong to this Slurm."""
     here = embedded_cluster()
-    return [row for row in rows if (row.get("cluster") or "") == here]
+    return [row for row in rows if row.cluster == here]
+
+
+def located(rows: Iterable[RunStatus], since: float | None = None) -> tuple[RunStatus, ...]:
+    """The points with the jobs that are found by their tokens; `since` as in `locate`."""
+    rows, lost = tuple(rows), dict[str, list[Path]]()
+    for row in rows:
+        if row.unconfirmed:
+            lost.setdefault(str(row.token), []).append(Path(row.directory))
+    known = locate(lost, since)
+    return tuple(
+        row._replace(job_id=known.get(str(row.token))) if row.unconfirmed else row for row in rows
+    )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest as a whole."""
     request = {} if manifest.request is None else {"request": dict(manifest.request)}
-    document = {"schema": _SCHEMA, **request, "points": [dict(row) for row in manifest.rows]}
-    write_json(folder / "sweep.json", document)
+    points = [row._asdict() for row in manifest.rows]
+    write_json(folder / "sweep.json", {"schema": _SCHEMA, **request, "points": points})

@@ -310,7 +310,7 @@ def _has_option(program: tuple[str, ...], option: str) -> bool:
 
 def _is_train(program: tuple[str, ...]) -> bool:
     """Whether the ranks run `hpcdl train`, of which the script knows what it writes."""
-    return (not program or is_train(program)) and not {"-h", "--help"} & set(program)
+    return is_train(program) and not {"-h", "--help"} & set(program)
 
 
 def _preflight(

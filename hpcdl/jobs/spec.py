@@ -33,6 +33,7 @@ DEFAULT_MINUTES = 60
 MAX_REQUEUES = 5
 MAX_CHAIN = 100
 SIGNAL_SECONDS = 120
+TRAIN = ("hpcdl", "train")
 _MOST_SECONDS = 65_535
 _MOST_MB = 10**9
 _MOST_MINUTES = 10**6
@@ -191,10 +192,10 @@ _FOLDER: dict[str, Any] = {"metavar": "DIR", "type": "string", "read": _folder}
 class JobSpec:
     """A job as asked for. None means: worked out from the partition.
 
-    `program` is the command of every rank; empty means `hpcdl train`. `python_path` is where Python
-    finds its module, and `files` are the directories of the program's own files, for containers;
-    `traps` is whether it is a shell script that traps USR2. All are found out where the job is
-    asked for (hpcdl/jobs/program.py).
+    `program` is the command of every rank. `python_path` is where Python finds its module, and
+    `files` are the directories of the program's own files, for containers; `traps` is whether it is
+    a shell script that traps USR2. All are found out where the job is asked for
+    (hpcdl/jobs/program.py).
     """
 
     partition: str = option(
@@ -231,7 +232,7 @@ class JobSpec:
     )
     program: tuple[str, ...] = option(
         "the program and its arguments; `hpcdl train` by default",
-        (),
+        TRAIN,
         **listed({"type": "string", "maxLength": _LONGEST_ARGUMENT}),
         flag=None,
         shapes=False,
@@ -384,13 +385,12 @@ class JobSpec:
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:
     """The program of a job from what followed `--`: options are those of `hpcdl train`."""
-    train = not rest or rest[0].startswith("-")
-    return (*(("hpcdl", "train") if train else ()), *rest)
+    return (*TRAIN, *rest) if not rest or rest[0].startswith("-") else tuple(rest)
 
 
 def is_train(program: Sequence[str]) -> bool:
     """Whether a program is `hpcdl train`."""
-    return tuple(program[:2]) == ("hpcdl", "train")
+    return tuple(program[:2]) == TRAIN
 
 
 def check_spec(spec: JobSpec) -> JobSpec:

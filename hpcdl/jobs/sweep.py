@@ -20,14 +20,15 @@ from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from hpcdl.jobs import environment
 from hpcdl.jobs.launch import step_command
 from hpcdl.jobs.manifest import (
     Common,
     Manifest,
+    RunStatus,
     check_same_jobs,
+    located,
     of_this_cluster,
     read_manifest,
     write_manifest,
@@ -37,7 +38,7 @@ from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
-from hpcdl.slurm.once import Unconfirmed, embedded_cluster, locate, revoke
+from hpcdl.slurm.once import Unconfirmed, embedded_cluster, revoke
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system import files
 from hpcdl.system.declare import changed, check, entries, meaning, shape, typed
@@ -251,9 +252,8 @@ def _asked(site: Site, base: JobSpec, own: Iterable[tuple[str, str]]) -> tuple[J
 
 def _program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
     """A point's program: `{key}` is replaced in place, else `--key value` is added."""
-    program = base.program or ("hpcdl", "train")
     rest = {key: value for key, value in values.items() if key not in JOB_KEYS}
-    placed = _marks(program)
+    placed = _marks(base.program)
 
     def put(mark: re.Match[str]) -> str:
         if mark[1] is not None:
@@ -261,7 +261,7 @@ def _program_of(base: JobSpec, values: Values) -> tuple[str, ...]:
         return rest.get(mark[2], mark[0])
 
     # In one pass: a value that looks like a mark itself arrives as it is.
-    argv = [_MARK.sub(put, one) for one in program]
+    argv = [_MARK.sub(put, one) for one in base.program]
     options = [one for key in rest if key not in placed for one in (f"--{key}", rest[key])]
     return (*argv, *options)
 
@@ -289,26 +289,6 @@ def request_of(base: JobSpec) -> Common:
 # ---- running ----
 
 
-@dataclass(frozen=True)
-class RunStatus:
-    """A point of a sweep and its status; the job is None where none was submitted.
-
-    A failed point has its program's exit code. `log` is that of its last run. `cluster` is the
-    embedded cluster that the job is of, '' for another. `waits_for` is the limit of Slurm that kept
-    a missing point from being queued.
-    """
-
-    point: SweepPoint
-    state: str
-    job_id: int | None = None
-    task: int | None = None
-    token: str | None = None
-    exit_code: int | None = None
-    log: Path | None = None
-    cluster: str = ""
-    waits_for: str = ""
-
-
 def sweep_directory(site: Site, name: str) -> Path:
     """Return the directory of a sweep of this name; BadInput for an invalid name."""
     check(JobSpec(site.default_partition, name=name))
@@ -316,11 +296,16 @@ def sweep_directory(site: Site, name: str) -> Path:
 
 
 def run_statuses(
-    folder: Path, points: Sequence[SweepPoint], *, ask: bool = True, request: Common | None = None
+    folder: Path,
+    points: Sequence[SweepPoint] | None,
+    *,
+    ask: bool = True,
+    request: Common | None = None,
 ) -> tuple[RunStatus, ...]:
     """The status of each point: by its result, then by its job, as the manifest ties them.
 
-    Without `ask` Slurm is left alone: a point without a result counts as missing.
+    None as `points` are those of the manifest. Without `ask` Slurm is left alone: a point without a
+    result counts as missing.
 
     Raises BadInput: the manifest is of another format, or of another `request`.
     """
@@ -330,14 +315,8 @@ def run_statuses(
         return _run_statuses(folder, points, manifest, {})
     if folder.is_dir():
         require_own(folder)  # what it says of jobs may cancel one
-    manifest = _located(manifest)
+    manifest = replace(manifest, rows=located(manifest.rows))
     return _run_statuses(folder, points, manifest, _active_arrays(manifest))
-
-
-def kept_points(folder: Path, base: JobSpec) -> tuple[SweepPoint, ...]:
-    """The points of a sweep's manifest, for their status alone."""
-    rows = read_manifest(folder).rows
-    return tuple(SweepPoint(r["id"], r["values"], base, r.get("problem") or "") for r in rows)
 
 
 def submit(
@@ -371,19 +350,19 @@ def submit(
         manifest = replace(_settled(folder, manifest), request=request or manifest.request)
         files.clear_leftovers(folder / "sweep.json")
         active = _active_arrays(manifest)
-        status = {run.point.id: run for run in _run_statuses(folder, points, manifest, active)}
-        wanted, prepared, full = wanted_points(tuple(status.values()), retry), [], ""
+        status = {run.id: run for run in _run_statuses(folder, points, manifest, active)}
+        wanted, prepared, full = wanted_points(points, [*status.values()], retry), [], ""
         if wanted:
             limits = client.submit_limits(points[0].spec.qos)
             full, tasks = limits.setting, min(TASKS_PER_ARRAY, limits.array_tasks)
             prepared = _prepare(site, folder, wanted[: limits.jobs], modules, running, tasks)
         _ask_first(prepared)
-        known = {row.get("job_id") for row in of_this_cluster(manifest.rows)}
+        known = {row.job_id for row in of_this_cluster(manifest.rows)}
         before = {job for job in active if running and job in known}
         full = _queue_all(folder, manifest, status, prepared, running, before) or full
         _write(folder, manifest, status)
     return tuple(
-        replace(run, waits_for=full) if run.state == MISSING else run for run in status.values()
+        run._replace(waits_for=full) if run.state == MISSING else run for run in status.values()
     )
 
 
@@ -440,26 +419,9 @@ def _queue(
 def _note(status: dict[str, RunStatus], group: SweepArray, job: int | None, token: str) -> None:
     cluster = embedded_cluster()
     for task, point in enumerate(group.points):
-        point = status[point.id].point
-        status[point.id] = RunStatus(point, QUEUED, job, task, token, cluster=cluster)
-
-
-def _located(manifest: Manifest, since: float | None = None) -> Manifest:
-    """Return the manifest with the jobs that are found by their tokens; `since` as in `locate`."""
-    folders: dict[str, list[Path]] = {}
-    for row in filter(_unconfirmed, manifest.rows):
-        folders.setdefault(row["token"], []).append(Path(row["directory"]))
-    known = locate(folders, since)
-    rows = (
-        {**row, "job_id": known.get(row["token"])} if _unconfirmed(row) else row
-        for row in manifest.rows
-    )
-    return replace(manifest, rows=tuple(rows))
-
-
-def _unconfirmed(row: Mapping[str, Any]) -> bool:
-    """Whether a command was stopped between writing down the token of a point and its job."""
-    return bool(row.get("token")) and row.get("job_id") is None
+        status[point.id] = status[point.id]._replace(
+            state=QUEUED, job_id=job, task=task, token=token, cluster=cluster, exit_code=None
+        )
 
 
 def _settled(folder: Path, manifest: Manifest) -> Manifest:
@@ -467,22 +429,24 @@ def _settled(folder: Path, manifest: Manifest) -> Manifest:
 
     Their token is revoked, so that no job of it runs beside the next one, however late it comes.
     """
-    if not any(map(_unconfirmed, manifest.rows)):
+    if not any(row.unconfirmed for row in manifest.rows):
         return manifest
-    since = (folder / "sweep.json").stat().st_mtime
-    rows = [dict(row) for row in _located(manifest, since).rows]
-    for row in filter(_unconfirmed, rows):
-        row["job_id"] = revoke(Path(row["directory"]), row["token"])
-        row["token"] = row["token"] if row["job_id"] else None
+    rows = [*located(manifest.rows, (folder / "sweep.json").stat().st_mtime)]
+    for number, row in enumerate(rows):
+        if row.token and row.unconfirmed:
+            job = revoke(Path(row.directory), row.token)
+            rows[number] = row._replace(job_id=job, token=row.token if job else None)
     settled = replace(manifest, rows=tuple(rows))
     write_manifest(folder, settled)
     return settled
 
 
-def wanted_points(statuses: Sequence[RunStatus], retry: bool) -> list[SweepPoint]:
+def wanted_points(
+    points: Sequence[SweepPoint], statuses: Sequence[RunStatus], retry: bool
+) -> list[SweepPoint]:
     """The points that are to be queued; with `retry` also those that failed."""
     states = {MISSING, FAILED} if retry else {MISSING}
-    return [one.point for one in statuses if one.state in states]
+    return [one for one, now in zip(points, statuses, strict=True) if now.state in states]
 
 
 def preview(
@@ -519,30 +483,26 @@ def summary(statuses: Sequence[RunStatus]) -> str:
 
 def _run_statuses(
     folder: Path,
-    points: Sequence[SweepPoint],
+    points: Sequence[SweepPoint] | None,
     manifest: Manifest,
     active: Mapping[int, Sequence[JobRecord]],
 ) -> tuple[RunStatus, ...]:
-    rows = {row["id"]: row for row in manifest.rows}
-    here = {row["id"] for row in of_this_cluster(manifest.rows)}
-    statuses = []
-    for point in points:
-        row = rows.get(point.id, {})
-        job_id, task, token = map(row.get, ("job_id", "task", "token"))
-        code = None if point.problem else exit_code(point_folder(folder, point) / "exit_code")
-        records = active.get(job_id, ()) if job_id is not None and point.id in here else ()
+    rows, here, statuses = {row.id: row for row in manifest.rows}, embedded_cluster(), []
+    for point in rows.values() if points is None else points:
+        place = folder / "points" / point.id
+        row = rows.get(point.id, RunStatus(point.id, point.values, ""))
+        code = None if point.problem else exit_code(place / "exit_code")
+        records = active.get(row.job_id or 0, ()) if row.cluster == here else ()
         if point.problem:
             state = IMPOSSIBLE
         elif code == 0:
             state = DONE
-        elif mine := [one for one in records if one.has_task(task or 0)]:
+        elif mine := [one for one in records if one.has_task(row.task or 0)]:
             state = RUNNING if any(one.state == "RUNNING" for one in mine) else QUEUED
         else:
             state = MISSING if code is None else FAILED
-        log = folder / "logs" / f"{job_id}_{task}.log" if job_id is not None else None
-        statuses.append(
-            RunStatus(point, state, job_id, task, token, code, log, row.get("cluster") or "")
-        )
+        row = row._replace(directory=str(place), problem=point.problem)
+        statuses.append(row._replace(state=state, exit_code=code))
     return tuple(statuses)
 
 
@@ -592,9 +552,5 @@ def _active_arrays(manifest: Manifest) -> dict[int, list[JobRecord]]:
 
 def _write(folder: Path, manifest: Manifest, status: Mapping[str, RunStatus]) -> None:
     """The manifest with the status of the points of this matrix; those of an earlier one stay."""
-    rows: list[Mapping[str, Any]] = [row for row in manifest.rows if row["id"] not in status]
-    for one in status.values():
-        own = {key: getattr(one, key) for key in ("state", "job_id", "task", "token", "cluster")}
-        point = {"id": one.point.id, "values": dict(one.point.values), "problem": one.point.problem}
-        rows.append({**point, **own, "directory": str(point_folder(folder, one.point))})
-    write_manifest(folder, replace(manifest, rows=tuple(rows)))
+    rows = (*(row for row in manifest.rows if row.id not in status), *status.values())
+    write_manifest(folder, replace(manifest, rows=rows))

@@ -6,12 +6,13 @@ from pathlib import Path
 from hpcdl.jobs import JobSpec, Module, render_script
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.script import ArrayOf
+from hpcdl.jobs.spec import TRAIN
 from tests.golden.matrix import MODULE, bare, cells
 from tests.make.sites import shipped
 
 RELEASE = "24.05"
 _BASE = JobSpec("a100", nodes=2, program=("python", "train.py", "--lr", "0.1"))
-_STAGED = replace(_BASE, program=(), data="/data/imagenet", stage=True)
+_STAGED = replace(_BASE, program=TRAIN, data="/data/imagenet", stage=True)
 _TRUSTED = {"launcher": "multiworker", "trusted_network": True}
 _IN_IMAGE = replace(_BASE, container="/images/tensorflow.sif")
 

@@ -151,7 +151,7 @@ def test_a_container_sees_the_data_and_works_in_the_job_s_directory(site, tmp_pa
         (("sh", "-c", "mpirun -np 4 ./a.out"), "mpirun"),
         (("bash", "-c", "echo 'torchrun x'; python x.py"), ""),
         ("python x.py torchrun", ""),
-        ("", ""),
+        ("hpcdl train", ""),
         ("env A=b accelerate launch x.py", "accelerate"),
     ],
 )

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,8 +13,7 @@ import pytest
 
 from hpcdl.api import study as api
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.manifest import read_manifest, write_manifest
-from hpcdl.jobs.sweep import RunStatus
+from hpcdl.jobs.manifest import Manifest, RunStatus, write_manifest
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import OPTIONS
@@ -276,15 +274,16 @@ def test_a_failed_job_is_a_missing_result_with_its_own_message(study):
     logs = cell.folder / "logs"
     logs.mkdir(parents=True)
     (logs / "9_0.log").write_text("starting\nerror: rank 2: no space left on the device\nbye\n")
-    missing = look(cell, RunStatus(cell.point, "missing", 9, 0))
+    run = RunStatus(cell.point.id, {}, str(cell.results), state="missing", job_id=9, task=0)
+    missing = look(cell, run)
     assert "job 9 failed: error: rank 2: no space left on the device" in missing.reason
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["no Slurm", "a silent one"])
 def test_results_outlive_the_cluster(study, monkeypatch, tmp_path, silent):
     plan = finish(study(), RATES)
-    rows = [{"id": plan.cells[0].point.id, "job_id": 3, "task": 0}]
-    (plan.folder / "sweep.json").write_text(json.dumps({"schema": 2, "points": rows}))
+    point = plan.cells[0].point
+    write_manifest(plan.folder, Manifest((RunStatus(point.id, {}, "x", job_id=3, task=0),)))
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if silent else str(tmp_path))
     if silent:
         (tmp_path / "scontrol").touch(mode=0o755)
@@ -296,20 +295,19 @@ def test_results_outlive_the_cluster(study, monkeypatch, tmp_path, silent):
 def test_jobs_of_a_slurm_that_is_not_asked_are_queued_and_not_failed(study, monkeypatch):
     plan = study()
     rows = tuple(
-        {
-            "id": cell.point.id,
-            "values": dict(cell.point.values),
-            "state": "queued",
-            "job_id": 7,
-            "task": task,
-            "token": "t",
-            "cluster": "0123abcd",
-            "directory": str(cell.results),
-        }
+        RunStatus(
+            cell.point.id,
+            dict(cell.point.values),
+            str(cell.results),
+            job_id=7,
+            task=task,
+            token="t",
+            cluster="0123abcd",
+        )
         for task, cell in enumerate(plan.cells)
     )
     plan.folder.mkdir(parents=True)
-    write_manifest(plan.folder, replace(read_manifest(plan.folder), rows=rows))
+    write_manifest(plan.folder, Manifest(rows))
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     assert {one.state for one in last_run_statuses(plan)} == {"queued"}

@@ -15,7 +15,8 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from hpcdl.jobs.sweep import ACTIVE, DONE, IMPOSSIBLE, RunStatus
+from hpcdl.jobs.manifest import RunStatus
+from hpcdl.jobs.sweep import ACTIVE, DONE, IMPOSSIBLE
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.declare import COUNT, build, listed, number, option, read_file, written
 from hpcdl.system.document import read_document

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from hpcdl.jobs import sweep
+from hpcdl.jobs.manifest import RunStatus
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import submit
-from hpcdl.jobs.sweep import ACTIVE, MISSING, QUEUED, Modules, RunStatus
+from hpcdl.jobs.sweep import ACTIVE, MISSING, QUEUED, Modules
 from hpcdl.jobs.watch import follow
 from hpcdl.slurm import client
 from hpcdl.slurm.once import embedded_cluster
@@ -46,7 +46,7 @@ def last_run_statuses(plan: StudyPlan) -> tuple[RunStatus, ...]:
         statuses, here = sweep.run_statuses(plan.folder, plan.points, ask=False), None
     # A job that the Slurm of this shell was not asked about, or does not have, may still be queued.
     return tuple(
-        replace(status, state=QUEUED)
+        status._replace(state=QUEUED)
         if status.job_id is not None and status.state == MISSING and status.cluster != here
         else status
         for status in statuses
