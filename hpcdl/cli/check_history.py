@@ -91,7 +91,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     option(
         "--format",
         "NAME",
-        "markdown (default), html: a page of verdicts, history, nodes and logs; junit, prometheus, "
+        "markdown (default), html: a page of findings, verdicts and history; junit, prometheus, "
         "json",
         default="markdown",
     ),
@@ -109,7 +109,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
     named = args.folder or _newest(site)
     run = read_run(named)
     if site and name == "html":
-        text = _page(site, run, named)
+        text = _page(site, run)
     else:
         text = FORMATS[name](run, answer_now(site) if site else None)
     print(text, end="") if args.output is None else write_atomic(args.output, text)
@@ -133,16 +133,14 @@ def _is_named(args: argparse.Namespace) -> bool:
         return bool(args.site or os.environ.get("HPCDL_SITE"))
 
 
-def _page(site: Site, run: Run, named: Path) -> str:
+def _page(site: Site, run: Run) -> str:
     from hpcdl.regress.gate import answer_now
     from hpcdl.regress.history import read_history
-    from hpcdl.regress.report.page import directory_of, night_page, read_files
-    from hpcdl.regress.run_directory import runs_directory
+    from hpcdl.regress.report.page import night_page
 
-    files = read_files(run, directory_of(run, named, runs_directory(site)))
     answer = answer_now(site)
     with read_history(site) as history:
-        return night_page(run, history, files, site=site.name, answer=answer)
+        return night_page(run, history, site=site.name, answer=answer)
 
 
 @command(

@@ -96,7 +96,7 @@
       if (entry.isIntersecting && (drawn.get(entry.target)?.stale ?? true)) draw(entry.target);
     }
   }, { rootMargin: "300px" });
-  const charts = all("figure[data-figure=time]");
+  const charts = all("figure");
   for (const figure of charts) seen.observe(figure);
   function redraw() {
     for (const [figure] of drawn) {
@@ -140,19 +140,13 @@
     event.preventDefault();
     shown[to].focus();
   });
-  for (const details of all("details.file")) {
-    details.addEventListener("toggle", () => {
-      const text = one("pre", details);
-      if (details.open && text && !text.firstChild) text.textContent = values(details.dataset.block).text;
-    });
-  }
   function follow() {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
     if (!target) return;
     if (target.matches("tr.row")) {
       open(target, true);
       one(".open", target).focus({ preventScroll: true });
-    } else if (target.matches("figure")) one(".plot, .scroll", target).focus({ preventScroll: true });
+    } else if (target.matches("figure")) one(".plot", target).focus({ preventScroll: true });
     target.scrollIntoView({ block: "start" });
   }
   addEventListener("hashchange", follow);

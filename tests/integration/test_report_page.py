@@ -81,16 +81,12 @@ def test_the_switch_wins_over_the_system(page):
     assert page.do("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
 
 
-def test_a_row_opens_to_its_script_and_log(page):
+def test_a_row_opens_to_its_reason_and_names_its_log(page):
     page.do("document.querySelector('tr.row .open').focus()")
     page.press("Enter")
     detail = "document.querySelector('tr.detail:not([hidden])')"
     assert "13% below" in page.do(f"{detail}.querySelector('.reason').textContent")
-    page.do(f"{detail}.querySelectorAll('details').forEach((one) => {{ one.open = true; }})")
-    until(page, f"{detail}.querySelector('pre').textContent !== ''")
-    script, log = page.do(f"[...{detail}.querySelectorAll('pre')].map((pre) => pre.textContent)")
-    assert script.startswith("#!/bin/bash\n#SBATCH --partition=p100\n")
-    assert "step   399" in log
+    assert ".log" in page.do(f"{detail}.querySelector('.facts').textContent")
 
 
 def test_everything_can_be_reached_by_key(page):
@@ -132,12 +128,6 @@ def test_a_figure_is_read_with_the_arrow_keys(page):
     assert "release tensorflow-2.20.0" in page.do(said)
 
 
-def test_a_slow_node_is_first_in_the_table_of_its_partition(page):
-    first = "document.querySelector('figure.nodes tbody tr')"
-    assert page.do(f"{first}.textContent").startswith("p100-05")
-    assert page.do(f"{first}.querySelectorAll('td.bad').length") > 15
-
-
 @pytest.mark.parametrize("words", ["drop", "7dc6c03b", "p100-05"])
 def test_the_filter_finds_words_releases_and_nodes(page, words):
     page.do("document.querySelector('#search').focus()")
@@ -169,7 +159,7 @@ def test_a_link_leads_to_the_figure_of_its_series(page):
     until(page, "document.activeElement.classList.contains('plot')")
 
 
-def test_hostile_names_and_logs_run_nothing(browser, tmp_path):
+def test_hostile_names_run_nothing(browser, tmp_path):
     (tmp_path / "hostile.html").write_text(hostile_page(tmp_path))
     browser.errors.clear()
     watch = "window.alert = () => { window.ran = 1; }"
@@ -180,7 +170,6 @@ def test_hostile_names_and_logs_run_nothing(browser, tmp_path):
     drawn(browser, "figure.time")
     browser.do("document.querySelector('figure.time .plot').focus()")
     browser.press("ArrowLeft")
-    until(browser, "document.querySelector('pre').textContent.includes('alert(1)')")
     assert browser.do("window.ran") is None
     assert (browser.do("document.images.length"), browser.errors) == (0, [])
 

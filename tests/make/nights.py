@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
-from hpcdl.regress.report.page import night_page, read_files
+from hpcdl.regress.report.page import night_page
 from tests.make.results import METRIC, result, verdict
 
 END = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc)
@@ -77,13 +77,13 @@ def _storage(rng, partition, left, common):
             yield result(**at, value=value, check_name="storage", **more)
 
 
-def verdicts(folder, *, log_lines=400):
-    """A run of the last night as verdicts.json holds it, with scripts and logs in a folder."""
+def verdicts(folder):
+    """A run of the last night as verdicts.json holds it."""
     rng = random.Random(3)
     found = []
     for partition in PARTITIONS:
         for case, level, count in cases(partition):
-            found.append(_verdict(rng, folder, partition, case, level, count, log_lines))
+            found.append(_verdict(rng, folder, partition, case, level, count))
     stale = next(v for v in found if v["case"].startswith("vgg16-2x") and v["partition"] == "v100")
     stale |= {
         "status": "STALE",
@@ -100,20 +100,9 @@ def verdicts(folder, *, log_lines=400):
     }
 
 
-def _verdict(rng, folder, partition, case, level, count, log_lines):
+def _verdict(rng, folder, partition, case, level, count):
     slow = partition == "p100" and case.startswith("resnet50-4x")
     value = level * (0.87 if slow else 1 + 0.012 * rng.gauss(0, 1))
-    files = {kind: folder / f"{partition}-{case}.{kind}" for kind in ("script", "log")}
-    files["script"].write_text(
-        f"#!/bin/bash\n#SBATCH --partition={partition}\n#SBATCH --nodes={count}\n"
-        f"srun hpcdl train --model={case}\n"
-    )
-    files["log"].write_text(
-        "".join(
-            f"step {step:5d}  loss {2.3 - 0.004 * step:.4f}  {value:9.1f} images/s\n"
-            for step in range(log_lines)
-        )
-    )
     metric = METRIC | {"name": _RATE, "value": value, "reference": level, "low": 0.9 * level}
     metric |= {"source": "measured on 'three-generations'", "proof": "run"}
     reason = f"{_RATE} {value:.0f} images/s is 13% below its reference {level:.0f}" if slow else ""
@@ -128,8 +117,8 @@ def _verdict(rng, folder, partition, case, level, count, log_lines):
         release=RELEASES[2],
         driver=_DRIVER,
         job={**job, "run_seconds": 55.0},
-        script=str(files["script"]),
-        log=str(files["log"]),
+        script=str(folder / f"{partition}-{case}.script"),
+        log=str(folder / f"{partition}-{case}.log"),
     )
 
 
@@ -139,6 +128,6 @@ def page(folder, nights=80, site="x"):
     with open_history(folder / "history.sqlite", site) as history:
         history.add(simulated(nights))
         answer = ask(history, now=END)
-        text = night_page(run, history, read_files(run, folder), site=site, now=END, answer=answer)
+        text = night_page(run, history, site=site, now=END, answer=answer)
     (folder / "night.html").write_text(text)
     return folder / "night.html"

@@ -1,41 +1,24 @@
 """The report says what the history holds, and nothing in it can run."""
 
 import json
-import os
 import re
-import shutil
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
-
-import pytest
 
 from hpcdl.cli import main
 from hpcdl.regress.answer import Finding, causes_of
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import history_path, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.report.figures import MOST, nodes_of, view
-from hpcdl.regress.report.page import (
-    HEAD,
-    TAIL,
-    attach,
-    directory_of,
-    embedded_json,
-    night_page,
-    read_files,
-    rows_of,
-    when,
-)
+from hpcdl.regress.report.figures import view
+from hpcdl.regress.report.page import embedded_json, night_page, rows_of, when
 from hpcdl.system.resources import folder
 from tests.make import nights
 from tests.make.results import METRIC, result
 from tests.make.results import verdict as made_verdict
 from tests.make.sites import shipped
-from tests.strangers import STRANGER, as_root
 
 SERIES = Series("throughput", "mlp-2x2-digits-fp32", "p100", "images_per_second", unit="images/s")
 HOSTILE = "</script><script>alert(1)</script>\"'<img src=x onerror=alert(2)>&{{1234*4321}}\u2028"
-RUN = "20261121-031000Z-ab12"
 
 
 def point(night, value=1000.0, **changes):
@@ -77,30 +60,6 @@ def test_a_drop_that_the_gate_found_parts_the_levels_and_is_told_with_its_releas
     assert view(SERIES, points).values["levels"][0][:2] == [0, 69], "the page is no second judge"
 
 
-def test_nodes_are_held_against_the_median_of_their_night():
-    points = [
-        point(n, 1000.0 * (0.9 if node == 2 else 1) * (1 + n), nodes=f"p100-{node}")
-        for n in range(3)
-        for node in (1, 2, 10)
-    ]
-    found = nodes_of("p100", [points], ["p100-2"])
-    assert [*found.values["rows"]] == ["p100-2", "p100-1", "p100-10"]
-    assert found.values["rows"]["p100-2"] == [("bad", "\N{MINUS SIGN}10.0\N{NO-BREAK SPACE}%")] * 3
-    assert nodes_of("p100", [[point(0), point(1)]]) is None
-
-
-def test_of_a_thousand_nodes_the_slow_ones_and_the_farthest_are_drawn():
-    points = [
-        point(n, 1000.0 + (500 - node) / 100 - 100 * (node == 500), nodes=f"n{node}")
-        for n in range(3)
-        for node in range(1000)
-    ]
-    found = nodes_of("all", [points], ["n500"])
-    drawn = [*found.values["rows"]]
-    assert (len(drawn), drawn[:3], drawn[-1]) == (MOST, ["n500", "n0", "n1"], "n999")
-    assert found.subtitle == f"{MOST} nodes of 1,000, farthest from the median, last 3 nights"
-
-
 def test_what_needs_a_person_stands_first():
     states = ["PASS", "STALE", "FAIL", "ERROR", "PASS"]
     verdicts = [
@@ -122,99 +81,11 @@ def test_the_time_of_a_run_is_in_its_name():
     assert when("mine") == when("20261341-031000Z-ab12") == ""
 
 
-def test_a_long_log_keeps_its_beginning_and_its_end(tmp_path):
-    log = run_directory(tmp_path) / "job.log"
-    log.write_text("first\n" + "x" * 100 + "\n" * HEAD + "y\n" * TAIL + "last\n")
-    kept = attach(log.parent, [log.parent], str(log))
-    assert (kept.text[:6], kept.text[-5:]) == ("first\n", "last\n")
-    assert all("bytes are left out" in told for told in (kept.text, kept.note))
-    assert len(kept.text) < HEAD + TAIL + 200
-
-
-def test_a_file_that_is_gone_or_no_text_is_said_so(tmp_path):
-    none = embedded(tmp_path, run_directory(tmp_path) / "none")
-    assert none == ("", "it cannot be read: No such file or directory")
-    (tmp_path / RUN / "odd").write_bytes(b"\x1b[31mred\x1b[0m\x00\xff\r\n\x1b]0;end")
-    odd = embedded(tmp_path, tmp_path / RUN / "odd")
-    assert odd == ("red\N{REPLACEMENT CHARACTER}\n\\u001b]0;end", "")
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/etc/shadow",
-        "../secret",
-        "a/../../secret",
-        "",
-        "link",
-        "linked/secret",
-        "hard",
-        "pipe",
-        "a",
-    ],
-)
-def test_a_report_embeds_files_of_its_run_only(tmp_path, path):
-    run = run_directory(tmp_path)
-    secret = tmp_path / "secret"
-    secret.write_text("root:$y$secret")
-    (run / "a").mkdir()
-    (run / "link").symlink_to(secret)
-    (run / "linked").symlink_to(tmp_path)
-    (run / "hard").hardlink_to(secret)
-    os.mkfifo(run / "pipe")
-    text, note = embedded(tmp_path, Path(f"{run}/{path}") if path[:1] != "/" else Path(path))
-    assert (text, bool(note)) == ("", True)
-
-
-@as_root
-def test_what_another_user_planted_in_a_run_is_not_embedded(tmp_path):
-    run, others = run_directory(tmp_path), ("", "it belongs to another user")
-    for name in ("file", "directory/file"):
-        (run / name).parent.mkdir(exist_ok=True)
-        (run / name).write_text("x")
-        shutil.chown(run / name.partition("/")[0], STRANGER)
-        assert embedded(tmp_path, run / name) == others
-    # A stranger's run shows what is his, never what is root's.
-    shutil.chown(run, STRANGER)
-    assert embedded(tmp_path, run / "file") == ("x", "")
-    (run / "mine").write_text("root's")
-    assert embedded(tmp_path, run / "mine") == others
-
-
-def test_verdicts_that_were_sent_choose_no_directory(tmp_path):
-    runs = tmp_path / "runs"
-    own = run_directory(tmp_path / "runs")
-    sent = tmp_path / "verdicts.json"
-    sent.write_text("{}")
-    for said, place in ((str(own), own), ("/etc", None), (f"{own}/..", None), ("", None)):
-        assert directory_of({"run": said}, sent, runs) == place
-    assert directory_of({"run": "/etc"}, own, runs) == own
-    # In a group's work directory a link with a run's name led to anybody's files.
-    own.rmdir()
-    own.symlink_to(tmp_path / "private")
-    (tmp_path / "private").mkdir()
-    assert directory_of({"run": str(own)}, sent, runs) is None
-
-
-def run_directory(folder):
-    (folder / RUN).mkdir(parents=True, exist_ok=True)
-    return folder / RUN
-
-
-def embedded(folder, log):
-    """Text and note of a log, as a report of the run carries it."""
-    run = {"run": str(folder / RUN), "verdicts": [{"log": str(log)}]}
-    ((one,),) = (found.values() for found in read_files(run, folder / RUN))
-    return one.text, one.note
-
-
 def hostile_page(tmp_path):
-    log = run_directory(tmp_path) / "log"
-    log.write_text(HOSTILE)
     names = dict.fromkeys(("check", "case", "partition", "release"), HOSTILE)
     metric = METRIC | dict.fromkeys(("name", "unit", "source"), HOSTILE)
     job, reason = {"nodes": HOSTILE}, HOSTILE + "\ud800"
-    verdict = made_verdict("FAIL", reason, **names, metrics=[metric], job=job, log=str(log))
+    verdict = made_verdict("FAIL", reason, **names, metrics=[metric], job=job, log=HOSTILE)
     columns = dict.fromkeys(
         ["check_name", "case_name", "partition", "metric", "unit", "release"], HOSTILE
     )
@@ -226,12 +97,10 @@ def hostile_page(tmp_path):
         lost = {**verdict, "status": "ERROR", "metrics": []}
         run = {"run": HOSTILE, "seconds": 1.0, "verdicts": [verdict, lost]}
         answer = ask(history, now=nights.END)
-        return night_page(
-            run, history, read_files(run, log.parent), site=HOSTILE, now=nights.END, answer=answer
-        )
+        return night_page(run, history, site=HOSTILE, now=nights.END, answer=answer)
 
 
-def test_hostile_names_and_logs_make_no_element_of_the_page(tmp_path):
+def test_hostile_names_make_no_element_of_the_page(tmp_path):
     text = hostile_page(tmp_path)
     assert text.count("<script>") == 1
     blocks = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S)
@@ -258,7 +127,7 @@ def test_the_page_lists_causes_with_their_findings_and_can_be_searched_for_them(
     assert len(listed) >= len(closing) > 0
     assert any("drop" in text and "release" in text for text in listed)
     assert all(finding.id in page for finding in (*answer.findings, *answer.warnings))
-    figures_text = re.findall(r'data-figure="time"[^>]*data-text="([^"]*)"', page)
+    figures_text = re.findall(r'class="time"[^>]*data-text="([^"]*)"', page)
     assert all(nights.RELEASES[2] in text for text in figures_text)
     assert "uPlot" in page
     assert "The MIT License" in (folder("templates") / "report" / "uplot" / "LICENSE").read_text()

@@ -3,17 +3,11 @@
 A night is one date with the value that drift sees; `low` and `high` are its runs' extremes where
 there are several. Levels are the stretches between the changes that the gate found, each with its
 robust spread. Every text that a reader sees is made here.
-
-A node's cell in the table of nodes is the median, over the series of its partition, of its value
-against that night's median of all nodes: what all nodes share, such as a slower release, is
-therefore not in it.
 """
 
 from __future__ import annotations
 
 import math
-import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -23,23 +17,18 @@ from typing import Any
 
 from hpcdl.regress.answer import WARNING, Finding
 from hpcdl.regress.estimate import nightly, spread_of
-from hpcdl.regress.history import Result, single_node
-from hpcdl.regress.identity import Series, better_of
+from hpcdl.regress.history import Result
+from hpcdl.regress.identity import Series
 from hpcdl.results.faults import Status
 
 _NAMED = 8
 """Nodes of a night that are named; of more, their number is told."""
-NIGHTS, MOST = 28, 60
-"""Nights, and nodes, that a table of nodes shows: more rows than that nobody reads."""
-_SLOWER, _SLOW = -0.02, -0.05
 _SPARKS = 30
-_NONE = Series("", "", "", "")
-"""A cell of a table: its tone and its text."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a page: a table of `head` and `rows`, or `values` that figures.js draws.
+    """A figure of a page: `values` that figures.js draws.
 
     `words` are what the page's filter finds it by, beside its title; `series` is whose it is.
     """
@@ -49,15 +38,10 @@ class Figure:
     subtitle: str
     partition: str
     values: Mapping[str, Any]
-    notes: tuple[str, ...] = ()
-    tone: str = ""
-    words: str = ""
-    series: Series = _NONE
-
-    @property
-    def kind(self) -> str:
-        """`time`, or `table`."""
-        return "table" if "head" in self.values else "time"
+    notes: tuple[str, ...]
+    tone: str
+    words: str
+    series: Series
 
 
 def view(
@@ -139,12 +123,6 @@ def describe_metric(name: str) -> str:
     return name.replace("_", " ")
 
 
-def better_of_points(unit: str, points: Sequence[Result]) -> str:
-    """Which values of a series are better, by its newest result; see `better_of`."""
-    last = points[-1] if points else None
-    return better_of(unit, last.low, last.high, last.better) if last else ""
-
-
 def signed(fraction: float) -> str:
     """A fraction as a signed percentage with a true minus sign."""
     sign = "±" if abs(fraction) < 0.0005 else "+" if fraction > 0 else "\N{MINUS SIGN}"
@@ -203,67 +181,3 @@ def _change(finding: Finding, days: Sequence[str]) -> list[dict[str, Any]]:
         return []
     label = {"label": signed(finding.change), "text": finding.description}
     return [{"tone": "bad", "kind": finding.kind, "night": days.index(began), **label}]
-
-
-def nodes_of(
-    partition: str, series: Iterable[Sequence[Result]], slow: Iterable[str] = (), name: str = ""
-) -> Figure | None:
-    """The table of a partition's nodes, None where fewer than two were ever compared.
-
-    Higher values of the series are better. `slow` are nodes that drift detection calls so; they
-    come first. Of more than MOST nodes, those farthest from the median are shown.
-    """
-    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for points in series:
-        for night, each in _by_night(points).items():
-            middle = median(value for values in each.values() for value in values)
-            for node, values in each.items() if len(each) > 1 and middle > 0 else ():
-                cells[node, night].append(median(values) / middle - 1)
-    nights = sorted({night for _, night in cells})[-NIGHTS:]
-    names = sorted({node for node, night in cells if night in nights}, key=_natural)
-    if len(names) < 2:
-        return None
-    marked = sorted({*slow}, key=_natural)
-    grid = {
-        node: [median(found) if (found := cells.get((node, night))) else None for night in nights]
-        for node in sorted(names, key=lambda node: node not in marked)
-    }
-
-    def distance(node: str) -> tuple[bool, float]:
-        latest = next(value for value in reversed(grid[node]) if value is not None)
-        return node in marked, abs(latest)
-
-    far = {*sorted(grid, key=distance, reverse=True)[:MOST]}
-    rows = {node: [*map(_cell, values)] for node, values in grid.items() if node in far}
-    of_more = f" of {len(grid):,}, farthest from the median" if len(grid) > MOST else ""
-    return Figure(
-        name,
-        partition,
-        f"{len(rows)} nodes{of_more}, last {len(nights)} nights",
-        partition,
-        {"head": ["Node", *(night[5:] for night in nights)], "rows": rows},
-        tuple(f"{node} is slower than the others" for node in marked),
-        "bad" if marked else "",
-        " ".join(rows),
-    )
-
-
-def _cell(value: float | None) -> tuple[str, str]:
-    if value is None:
-        return "", ""
-    tone = "bad" if value <= _SLOW else "uncertain" if value <= _SLOWER else ""
-    return tone, signed(value)
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    """A key that sorts node2 before node10."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
-
-
-def _by_night(points: Sequence[Result]) -> dict[str, dict[str, list[float]]]:
-    nights: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for point in points:
-        node = single_node(point.nodes)
-        if node and point.value is not None and math.isfinite(point.value):
-            nights[point.time[:10]][node].append(point.value)
-    return nights

@@ -4,10 +4,7 @@ Nothing from outside can run: the page's own script is named by its hash in a co
 policy, names and logs are escaped in HTML and written as text by the script, and data stands in
 blocks of JSON in which no '<' occurs. Data blocks are read only when their figure comes in view.
 
-A page is shown to others, and verdicts.json may be anybody's: so of scripts and logs only files of
-the run itself are taken: each lies, whatever name it was opened by, in the run's directory, and
-belongs, as every directory on the way, to the run's owner. A log's beginning and its end are kept,
-where its settings and its failure stand.
+A page is shown to others: it names scripts and logs, and has nothing of what is in them.
 """
 
 from __future__ import annotations
@@ -15,35 +12,27 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from hpcdl.regress.answer import SLOW_NODE, Finding, GateAnswer, causes_of
+from hpcdl.regress.answer import Finding, GateAnswer, causes_of
 from hpcdl.regress.formats import Run
 from hpcdl.regress.history import History, Result, single_node
-from hpcdl.regress.identity import LOWER, Series, place_of
+from hpcdl.regress.identity import Series, place_of
 from hpcdl.regress.report import figures
 from hpcdl.regress.report.figures import Figure, describe_metric, signed
-from hpcdl.regress.run_directory import began, is_named_as_run
+from hpcdl.regress.run_directory import began
 from hpcdl.regress.verdict import bounds_text, number
-from hpcdl.system.errors import BadInput
-from hpcdl.system.files import open_regular
 from hpcdl.system.resources import folder, templates
-from hpcdl.system.text import duration, inert, inert_text, inert_values, plain
+from hpcdl.system.text import duration, inert_text, inert_values
 
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "figures.js", "page.js")
 _STYLES = ("uplot/uPlot.min.css", "style.css")
 _JOB_FACTS = {"job": "id", "ended as": "state", "nodes": "nodes", "restarts": "restarts"}
 _JOB_FACTS |= {"waited": "queue_wait_seconds", "ran": "run_seconds"}
 _ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS")
-
-HEAD, TAIL = 8 * 1024, 40 * 1024
-"""Bytes of a file's beginning and end that are kept."""
 
 Row = Mapping[str, Any]
 """A verdict as the table shows it: with its place as `partition`, a tone and facts of its job."""
@@ -52,7 +41,6 @@ Row = Mapping[str, Any]
 def night_page(
     run: Run,
     history: History,
-    files: Sequence[Mapping[str, Attached]],
     *,
     site: str,
     answer: GateAnswer,
@@ -61,8 +49,7 @@ def night_page(
 ) -> str:
     """The report of a run and of the nights before it, as one HTML file.
 
-    It shows `nights` days of history that end `now`; `files` are what a reader may open, of each
-    verdict (`read_files`), `answer` is the gate's.
+    It shows `nights` days of history that end `now`; `answer` is the gate's.
     """
     now = now or datetime.now(timezone.utc)
     since = (now - timedelta(days=nights)).isoformat()[:10]
@@ -73,8 +60,7 @@ def night_page(
     shown = sorted(_views(points, answer), key=lambda view: (view.tone != "bad", view.series))
     name, rows = str(run.get("run", "")).rpartition("/")[2], rows_of(run["verdicts"])
     return _render(
-        _sections(points, shown, answer),
-        files,
+        shown,
         title=f"{site}: {answer.headline}",
         site=site,
         run=name,
@@ -109,30 +95,6 @@ def _views(points: Mapping[Series, list[Result]], answer: GateAnswer) -> list[Fi
     return [view for view in views if view.values["value"]]
 
 
-def _sections(
-    points: Mapping[Series, list[Result]], shown: Sequence[Figure], answer: GateAnswer
-) -> dict[str, Sequence[Figure]]:
-    """The figures of each section of the page."""
-    slow = [hit for hit in (*answer.findings, *answer.warnings) if hit.kind == SLOW_NODE]
-    maps = [
-        figures.nodes_of(
-            partition,
-            [_as_rates(key.unit, rows) for key, rows in points.items() if key[2] == partition],
-            [hit.node for hit in slow if hit.series.partition == partition],
-            f"n{index}",
-        )
-        for index, partition in enumerate(sorted({series.partition for series in points}))
-    ]
-    drawn = [table for table in maps if table]
-    return {"time": shown, "nodes": drawn}
-
-
-def _as_rates(unit: str, points: Sequence[Result]) -> Sequence[Result]:
-    if figures.better_of_points(unit, [one for one in points if one.value is not None]) != LOWER:
-        return points
-    return [replace(one, value=1 / one.value if one.value else None) for one in points]
-
-
 def _attention(
     answer: GateAnswer, rows: Sequence[Row], shown: Sequence[Figure]
 ) -> Iterator[dict[str, Any]]:
@@ -165,11 +127,7 @@ def _attention(
             yield {"tone": row["tone"], "kind": row["status"], "title": name, "findings": [item]}
 
 
-def _render(
-    sections: Mapping[str, Sequence[Figure]],
-    files: Sequence[Mapping[str, Attached]],
-    **values: object,
-) -> str:
+def _render(shown: Sequence[Figure], **values: object) -> str:
     place = folder("templates") / "report"
     environment = templates(
         "report",
@@ -184,13 +142,9 @@ def _render(
     )
     style = "".join((place / name).read_text(encoding="utf-8") for name in _STYLES)
     script = "".join((place / name).read_text(encoding="utf-8") for name in _SCRIPTS)
-    data: dict[str, object] = {figure.id: figure.values for figure in sections["time"]}
-    for index, attached in enumerate(files):
-        data |= {f"file-{index}-{kind}": {"text": file.text} for kind, file in attached.items()}
     return environment.get_template("night.html.j2").render(
-        sections=sections,
-        files=files,
-        blocks={name: embedded_json(value) for name, value in data.items()},
+        figures=shown,
+        blocks={figure.id: embedded_json(figure.values) for figure in shown},
         style=style,
         script=script,
         style_hash=_hash(style),
@@ -261,103 +215,9 @@ def change_text(value: float | None, reference: float | None) -> str:
 def _facts(verdict: Mapping[str, Any]) -> list[tuple[str, str]]:
     job: Mapping[str, Any] = verdict.get("job") or {}
     facts = {name: job.get(of) for name, of in _JOB_FACTS.items()}
-    facts |= {of: verdict.get(of) for of in ("release", "driver")}
+    facts |= {of: verdict.get(of) for of in ("release", "driver", "script", "log")}
     return [
         (name, duration(value) if name in {"waited", "ran"} else str(value))
         for name, value in facts.items()
         if value
     ]
-
-
-# ---- the scripts and logs that a page carries ----
-
-
-@dataclass(frozen=True)
-class Attached:
-    """A file as the report carries it; `note` says what was left out, or why it is not here."""
-
-    path: str
-    text: str
-    note: str = ""
-
-
-def directory_of(run: Run, named: Path, runs: Path) -> Path | None:
-    """The directory of which a report may show files, None if it is unknown.
-
-    `named` is what the verdicts were read from; `runs` is where the site's runs lie: verdicts that
-    were copied away may name one of these. There a group may write, and a link with a run's name
-    would show what is elsewhere: the directory is resolved once, and must be what it is called.
-    """
-    place = (named if named.is_dir() else named.parent).resolve()
-    if is_named_as_run(place):
-        return place
-    stated = Path(str(run.get("run") or ""))
-    place = runs.resolve() / stated.name
-    ours = stated.parent == runs and is_named_as_run(stated) and place.resolve() == place
-    return place if ours else None
-
-
-def read_files(run: Run, directory: Path | None) -> list[Mapping[str, Attached]]:
-    """Script and log of each verdict, in the verdicts' order."""
-    above = [] if directory is None else [directory, Path(str(run.get("run") or directory))]
-    return [
-        {
-            kind: attach(directory, above, str(verdict[kind]))
-            for kind in ("script", "log")
-            if verdict.get(kind)
-        }
-        for verdict in run["verdicts"]
-    ]
-
-
-def attach(directory: Path | None, above: Sequence[Path], path: str) -> Attached:
-    """A file's text, its middle left out where it is long.
-
-    `directory` is resolved; `above` are the names by which it may stand in `path`.
-    """
-    inside = next(
-        (Path(path).relative_to(one) for one in above if Path(path).is_relative_to(one)), None
-    )
-    if directory is None or inside is None or not inside.parts:
-        return Attached(path, "", "it is not in the run's directory")
-    try:
-        with open_regular(directory / inside, "file") as file:
-            if refusal := _refusal(directory, file):
-                return Attached(path, "", refusal)
-            return Attached(path, *_cut(file))
-    except BadInput as fault:
-        why = fault.message.removeprefix(f"cannot read {directory / inside}: ")
-        return Attached(path, "", f"it cannot be read: {why}")
-
-
-def _refusal(directory: Path, file: BinaryIO) -> str:
-    """Why an opened file is not shown, '' if it is; asked of the file itself, whatever its name."""
-    place, status = Path(f"/proc/self/fd/{file.fileno()}").readlink(), os.fstat(file.fileno())
-    if not place.is_relative_to(directory):
-        return "it is not in the run's directory"
-    owner = directory.stat().st_uid
-    between = place.parents[: len(place.relative_to(directory).parts) - 1]
-    if status.st_uid != owner or any(above.stat().st_uid != owner for above in between):
-        return "it belongs to another user"
-    # Another name of it may lie where only its owner can look.
-    return "it has a second name (a hard link)" if status.st_nlink > 1 else ""
-
-
-def _cut(file: BinaryIO) -> tuple[str, str]:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    if size <= HEAD + TAIL:
-        return _text(file.read(HEAD + TAIL)), ""
-    head = file.read(HEAD)
-    file.seek(-TAIL, os.SEEK_END)
-    tail = file.read(TAIL)
-    head, tail = head[: head.rfind(b"\n") + 1] or head, tail[tail.find(b"\n") + 1 :] or tail
-    left_out = size - len(head) - len(tail)
-    gap = f"\n[... {left_out:,} bytes are left out here ...]\n\n"
-    return _text(head) + gap + _text(tail), f"{left_out:,} of {size:,} bytes are left out"
-
-
-def _text(data: bytes) -> str:
-    """Text without colours, and without what else a terminal would have obeyed."""
-    text = plain(data.decode("utf-8", "replace")).replace("\r\n", "\n").replace("\r", "\n")
-    return inert(text.replace("\0", ""))
