@@ -302,17 +302,13 @@ def _ci(args: argparse.Namespace) -> ExitCode:
 
 @command(
     "hpcdl check references measure --partition p100 --runs 5",
-    option(
-        "action",
-        "measure; propose a change from past runs; or show",
-        choices=("measure", "propose", "show"),
-    ),
+    option("action", "measure or show", choices=("measure", "show")),
     *_SELECTION,
     option("--runs", "N", "number of runs to measure (5)", type=at_least(1), default=5),
     changes=True,
 )
 def _references(args: argparse.Namespace) -> ExitCode:
-    """Measure, propose or show the reference values that results are compared with."""
+    """Measure or show the reference values that results are compared with."""
     if args.action == "measure":
         return _measure(args)
     for name, value in (("--tag", args.tag), ("--checks", args.checks)):
@@ -321,26 +317,12 @@ def _references(args: argparse.Namespace) -> ExitCode:
                 f"`references {args.action}` takes no {name}",
                 hint="select with --partition and --name; see --help",
             )
-    return _propose(args) if args.action == "propose" else _show_references(args)
-
-
-def _propose(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.check_text import proposals_text
-    from hpcdl.regress.propose import propose
-
-    site = the_site(args)
-    drafts = propose(site, modules(site, args), args.partition, args.name)
-    data = {
-        "diffs": {str(edit.path): edit.diff for edit in drafts.edits.files},
-        "references": [*map(asdict, drafts.rows)],
-        "waiting": drafts.waiting,
-    }
-    return show(args, data, proposals_text(drafts), end="")
+    return _show_references(args)
 
 
 def _measure(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.check_text import references_text
-    from hpcdl.regress.propose import measure
+    from hpcdl.regress.measuring import measure
     from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.system.text import StatusLine
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hpcdl.jobs.watch import Snapshot, as_line, describe
 from hpcdl.regress.history import History
-from hpcdl.regress.propose import Drafts
 from hpcdl.regress.references import Reference
 from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
 from hpcdl.regress.runner import CheckOutcome
@@ -105,17 +104,6 @@ def references_text(rows: Sequence[Reference]) -> str:
         what = [f"{row.check}/{row.case}", row.partition, row.metric, value, bounds]
         cells.append([*what, str(row.runs), f"{row.spread:.1%}", row.proof, row.source])
     return table(cells, header)
-
-
-def proposals_text(drafts: Drafts) -> str:
-    """The drafted changes as one diff; what waits for more runs follows, as comments."""
-    waiting = "".join(f"# not yet: {text}\n" for text in drafts.waiting)
-    why = (
-        "everything that was measured has a reference"
-        if drafts.nights
-        else "no night of the release that is published now was measured yet"
-    )
-    return drafts.edits.diff + waiting or f"# nothing to propose: {why}\n"
 
 
 def history_text(history: History, path: Path) -> str:

@@ -270,8 +270,8 @@ def render_references(reference_set: str, rows: Sequence[Reference]) -> str:
     entries = [entry_of(row) for row in sorted(rows, key=lambda row: row.key)]
     content = {"schema": SCHEMA, "set": reference_set, "references": entries}
     head = (
-        "# Reference values of the nightly checks. `hpcdl check references measure` and\n"
-        "# `propose` write them; a change is reviewed like code. Bounds are fractions.\n"
+        "# Reference values of the nightly checks. `hpcdl check references measure`\n"
+        "# writes them; a change is reviewed like code. Bounds are fractions.\n"
     )
     return head + str(yaml.safe_dump(content, sort_keys=False, width=96, allow_unicode=True))
 

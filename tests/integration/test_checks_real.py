@@ -9,7 +9,7 @@ import pytest
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
-from hpcdl.regress.propose import measure
+from hpcdl.regress.measuring import measure
 from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.runner import run_checks
 from hpcdl.results.faults import Status

@@ -9,14 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpcdl.regress.check_text import proposals_text
 from hpcdl.regress.estimate import noise_of
 from hpcdl.regress.exchange import _time, of_run
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
-from hpcdl.regress.propose import Drafts
-from hpcdl.regress.references import Edits, edits_of, site_file
+from hpcdl.regress.references import edits_of, site_file
 from hpcdl.regress.reframe_adapter import process
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
 from hpcdl.regress.run_directory import RunDirectory, new_run, runs_directory, sweep
@@ -146,11 +144,6 @@ def test_a_report_is_of_the_newest_run_that_has_verdicts(hpcdl):
     (checks / "latest").symlink_to(stopped)
     told = hpcdl("check", "report", "--site", "embedded", "--format", "json").out
     assert json.loads(told)["run"] == str(whole)
-
-
-def test_it_is_said_when_nothing_was_measured_that_could_be_proposed():
-    for nights, said in ((False, "no night of the release"), (True, "has a reference")):
-        assert said in proposals_text(Drafts((), Edits(()), (), nights))
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "null", '{"runs": null}'])

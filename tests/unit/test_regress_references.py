@@ -1,6 +1,5 @@
-"""Drafted references: from the nights of the release that is published now, as a diff."""
+"""References: published, or measured by runs for them; files that a team can review."""
 
-import dataclasses
 import re
 import shutil
 import subprocess
@@ -10,10 +9,9 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.propose import Drafts, derive, propose, rows_of
+from hpcdl.regress.measuring import derive
 from hpcdl.regress.references import (
     OWN_DEMAND,
-    Edits,
     edits_of,
     from_runs,
     load_references,
@@ -24,12 +22,12 @@ from hpcdl.regress.references import (
     spread_of,
 )
 from hpcdl.regress.reframe_adapter.settings import reframe_name
-from hpcdl.regress.run_directory import RunDirectory, runs_directory
+from hpcdl.regress.run_directory import RunDirectory
 from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import MetricVerdict, Verdict
-from hpcdl.results.faults import FaultKind, JobFault, Status
+from hpcdl.results.faults import Status
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from tests.make.results import reference, run_file, verdict
+from tests.make.results import reference
 from tests.make.sites import shipped
 
 KEY = ("throughput", "mlp", "p100", "images_per_second")
@@ -49,78 +47,7 @@ def site(tmp_path):
     return shipped(prefix=tmp_path / "prefix", work=tmp_path / "work")
 
 
-def night(site, day, value, **changes):
-    metric = {"name": KEY[3], "value": value, "unit": "images/s", "wanted": True}
-    run = {key: changes.pop(key, usual) for key, usual in (("settings", []), ("machine", None))}
-    named = {"check": KEY[0], "case": KEY[1], "partition": KEY[2], "metrics": [metric]}
-    named |= {"release": "r1", "driver": None, "job": {"nodes": "p100-01"}, **changes}
-    found = verdict(named.pop("status", "NO-REFERENCE"), **named)
-    run_file(runs_directory(site) / f"202601{day:02d}-020000-abcd", found, **run)
-
-
-def nights(site, *values, **changes):
-    for day, value in enumerate(values, 1):
-        night(site, day, value, **changes)
-
-
-def drafts(site):
-    return propose(site, {"p100": Module((), None, "r1")}, ("p100",))
-
-
-def test_three_nights_make_a_reference(site):
-    nights(site, 100.0, 104.0, 102.0)
-    (row,) = drafts(site).rows
-    assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r1")
-    assert (row.date, row.nodes, row.proof) == ("2026-01-03", ("p100-01",), "run")
-
-
-@pytest.mark.parametrize(("values", "count"), [([100.0, 100.0], 2), ([0.0, 0.0, 0.0], 0)])
-def test_too_few_good_nights_wait_for_more(site, values, count):
-    nights(site, *values)
-    waiting = [f"throughput/mlp on p100, images_per_second: {count} of 3 runs"]
-    assert drafts(site) == Drafts([], Edits(()), waiting)
-
-
-def test_damaged_nights_and_what_a_check_itself_demands_are_left_out(site):
-    ruled = {"name": KEY[3], "value": 0.97, "unit": "", "wanted": True, "source": OWN_DEMAND}
-    nights(site, None, None, None, metrics=[ruled])
-    night(site, 4, None)
-    night(site, 5, None)
-    (runs_directory(site) / "20260105-020000-abcd" / "verdicts.json").write_text('{"verdicts": [{')
-    assert drafts(site) == Drafts([], Edits(()), [], nights=False)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"release": "r0"},
-        {"status": "FAIL"},
-        {"status": "ERROR"},
-        {"settings": ["delay_ms=60"]},
-        {"partition": "cpu"},
-        {"machine": "another"},
-        {"driver": "580.1"},
-        {"status": "INSUFFICIENT-DATA", "faults": [JobFault(FaultKind.FEW_STEPS, "3").as_data()]},
-    ],
-)
-def test_other_nights_do_not_count(site, change):
-    night(site, 1, 50.0, **change)
-    night(site, 2, 100.0)
-    night(site, 3, 100.0)
-    assert drafts(site).edits.files == ()
-
-
-def test_a_fresh_reference_is_left_alone_and_a_stale_one_is_replaced(site):
-    nights(site, 100.0, 100.0, 100.0)
-    edits_of(site, [dataclasses.replace(OLD, release="r1")]).write()
-    assert not drafts(site).rows
-    edits_of(site, [OLD]).write()
-    (edit,) = drafts(site).edits.files
-    assert "-  value: 90.0" in edit.diff
-    assert "+  value: 100.0" in edit.diff
-
-
-@pytest.mark.parametrize("old", [[], [OLD, dataclasses.replace(OLD, case="other")]])
+@pytest.mark.parametrize("old", [[], [OLD, replace(OLD, case="other")]])
 @pytest.mark.parametrize("tool", [["git", "apply"], ["patch", "-p1", "-i"]])
 def test_the_diff_is_one_that_tools_take(site, old, tool):
     if shutil.which(tool[0]) is None:
@@ -128,8 +55,7 @@ def test_the_diff_is_one_that_tools_take(site, old, tool):
     site.paths.prefix.mkdir()
     if old:
         edits_of(site, old).write()
-    nights(site, 100.0, 100.0, 100.0)
-    (edit,) = drafts(site).edits.files
+    (edit,) = edits_of(site, [replace(OLD, value=100.0)]).files
     (site.paths.prefix / "change").write_text(edit.diff)
     subprocess.run([*tool, "change"], cwd=site.paths.prefix, check=True, capture_output=True)
     assert {row.key for row in read_references(edit.path)} == {KEY, *(row.key for row in old)}
@@ -172,8 +98,7 @@ def test_a_file_whose_last_line_has_no_end_still_gives_a_diff(site):
     edits_of(site, [OLD]).write()
     path = site_file(site, "embedded")
     path.write_text(path.read_text().rstrip("\n"))
-    nights(site, 100.0, 100.0, 100.0)
-    (edit,) = drafts(site).edits.files
+    (edit,) = edits_of(site, [replace(OLD, value=100.0)]).files
     assert "\\ No newline at end of file\n" in edit.diff
 
 
@@ -188,13 +113,15 @@ def test_what_was_measured_becomes_references_of_the_release_that_jobs_load(site
             metrics=(
                 MetricVerdict(KEY[3], value, "images/s"),
                 MetricVerdict("shown_only", value, "", wanted=False),
+                MetricVerdict("latency", value, "us"),
                 MetricVerdict("demanded", value, "", source=OWN_DEMAND),
             ),
         )
         for value, node in ((100.0, "p100-02"), (104.0, "p100-01"), (102.0, "p100-01"))
     )
     outcome = CheckOutcome(RunDirectory(site.paths.work), verdicts, 1.0, machine="a box")
-    (row,) = derive(site, {"p100": Module((), None, "r2")}, outcome)
+    (row, time) = derive(site, {"p100": Module((), None, "r2")}, outcome)
+    assert (time.metric, time.lower, time.upper) == ("latency", None, 0.4), "a time: bounded above"
     assert (row.key, row.value, row.runs, row.release) == (KEY, 102.0, 3, "r2")
     assert (row.driver, row.machine) == ("580.1", "a box")
     assert row.nodes == ("p100-01", "p100-02")
@@ -278,21 +205,3 @@ def test_a_broken_file_is_refused_with_its_place(tmp_path, change):
 @pytest.mark.parametrize("text", ["gpu.a100", "8gpu", "naïve", "a b"])
 def test_names_become_what_reframe_takes(text):
     assert re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", reframe_name(text))
-
-
-@pytest.mark.parametrize(
-    ("unit", "better", "above"),
-    [("us", "", True), ("us", "lower", True), ("score", "lower", True), ("images/s", "", False)],
-)
-def test_a_draft_knows_on_which_side_its_bound_is(unit, better, above):
-    metric = {"name": "m", "value": 1.0, "unit": unit, "wanted": True, "better": better}
-    verdict = {
-        "check": "c",
-        "case": "",
-        "partition": "p",
-        "metrics": [metric],
-        "release": "r",
-        "job": {},
-    }
-    (row,) = rows_of([verdict], None, "2026-01-01", "a test")
-    assert (row.upper is not None) is above
