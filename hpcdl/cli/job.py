@@ -400,24 +400,18 @@ def _report(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.jobs.watch import look, result_of
-    from hpcdl.slurm.client import usage
     from hpcdl.workflows.expectation import compare, comparison_line, kept
 
     submission = require_this_cluster(_found(the_site(args), args.job))
     snapshot = look(submission)
     report = summarize(
-        snapshot,
-        result_of(submission),
-        usage(snapshot.job_id),
-        warned=(submission.folder / ".usr2").exists(),
+        snapshot, result_of(submission), warned=(submission.folder / ".usr2").exists()
     )
     expected = kept(submission.folder)
     comparison = compare(expected, report.images_per_second, report.ranks) if expected else None
     beside = f"\n  {comparison_line(expected, comparison)}" if expected and comparison else ""
-    used = report.usage and report.usage._asdict()
     data = {
         **asdict(report),
-        "usage": used,
         "expectation": expected and asdict(expected),
         "comparison": comparison and comparison._asdict(),
     }

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "the program, or options of `hpcdl train`"
 """What follows two dashes."""
-_SHORT = {*("partition", "gpus", "gpu_model", "cpus_per_task", "mem", "minutes"), "modules"}
+_SHORT = {"partition", "gpus", "cpus_per_task", "mem", "minutes", "modules"}
 
 
 def options(parser: argparse.ArgumentParser, leave_out: Collection[str] = ()) -> None:

@@ -18,7 +18,8 @@ from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
     "hpcdl stage /data/imagenet '/local/$SLURM_JOB_ID/data'",
     option("source", "DATA", "directory of the data set", type=Path),
     option("target", "DIR", "directory on the node; expands variables"),
-    option("--workers", "N", "parallel copies (8)", type=int, default=8),
+    # Of scripts that are queued while hpcdl is upgraded.
+    option("--workers", "N", "ignored", help=argparse.SUPPRESS),
     changes=True,
     site=False,
 )
@@ -38,7 +39,7 @@ def _stage(args: argparse.Namespace) -> ExitCode:
     with suppress(HpcdlError, OSError):  # staging works without the space that ended jobs hold
         removed = remove_left(target, own_jobs)
     start = time.monotonic()
-    done = stage(args.source, target, workers=args.workers)
+    done = stage(args.source, target)
     seconds = round(time.monotonic() - start, 3)
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     size = sum(size for _, size in done.copied)

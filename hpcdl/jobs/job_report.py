@@ -1,7 +1,7 @@
 """After a job: throughput, where each step's time went, and one line of advice. Pure.
 
 The shares come from result.json (`summary.phases`); a job whose program wrote none is
-reported by its state, and by what accounting says it had and used.
+reported by its state. What it had and used of the nodes, sacct has.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 from hpcdl.jobs.watch import Snapshot
 from hpcdl.results.records import at
-from hpcdl.slurm.parse import Usage
 from hpcdl.system.text import duration, one_line, table
 
 _NAMES = {
@@ -48,20 +47,15 @@ class JobReport:
     ranks: int | None
     seconds: float | None
     advice: str
-    usage: Usage | None = None
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     warned: bool = False
 
 
 def summarize(
-    snapshot: Snapshot,
-    result: Mapping[str, Any] | None,
-    usage: Usage | None = None,
-    *,
-    warned: bool = False,
+    snapshot: Snapshot, result: Mapping[str, Any] | None, *, warned: bool = False
 ) -> JobReport:
-    """The report of a job from its last state, its result.json and accounting.
+    """The report of a job from its last state and its result.json.
 
     `warned`: its ranks got USR2 before the time limit.
     """
@@ -83,7 +77,6 @@ def summarize(
         advice=f"`hpcdl job log {snapshot.job_id}` shows what it wrote"
         if snapshot.ended and not snapshot.ok
         else advise(shares),
-        usage=usage,
         warned=warned,
         loss=summary.get("loss"),
         metrics={one_line(name): score for name, score in (summary.get("metrics") or {}).items()},
@@ -111,7 +104,6 @@ def as_text(report: JobReport) -> str:
     if report.warned:
         lines.append("the time limit was near: the ranks got USR2 (--signal-before says when)")
     lines += _learnt(report)
-    lines += _used(report.usage) if report.usage else []
     rows = [
         (f"  {_NAMES.get(name, name)}", f"{part:6.1%}")
         for name, part in report.shares.items()
@@ -127,16 +119,3 @@ def _learnt(report: JobReport) -> list[str]:
     scores = [f"loss {report.loss:.4g}"] if report.loss is not None else []
     scores += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
     return [", ".join(scores)] if scores else []
-
-
-def _used(usage: Usage) -> list[str]:
-    typed = any(name.startswith("gres/gpu:") for name in usage.allocated)
-    shown = {k: text for k, text in usage.allocated.items() if not (typed and k == "gres/gpu")}
-    had = ", ".join(f"{name.removeprefix('gres/')} {text}" for name, text in shown.items())
-    lines = [f"had {had} for {duration(usage.elapsed_seconds)}"] if had else []
-    used = []
-    if usage.cpus_busy is not None:
-        used.append(f"{usage.cpus_busy:.0%} of its CPUs' time")
-    if usage.max_rss_mb is not None:
-        used.append(f"at most {usage.max_rss_mb:,.0f} MB in one task ({usage.max_rss_node})")
-    return lines + ([f"used {', '.join(used)}"] if used else [])

@@ -246,7 +246,7 @@ def _values(
         "inherited": launch.inherited(slurm, gpus=layout.gpus_per_node > 0),
         "step_environment": launch.variables(slurm, spec.launcher, layout.nodes),
         "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
-        "stage": _stage(partition, spec, layout),
+        "stage": _stage(partition, spec),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch.launch_options(site, replace(spec, launcher="single"), layout),
         "values": str(job_dir / environment.NAME) if job_dir else "",
@@ -269,7 +269,7 @@ def _warned(spec: JobSpec, layout: Layout) -> int:
     return min(spec.signal_before, most)
 
 
-def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, object] | None:
+def _stage(partition: Partition, spec: JobSpec) -> dict[str, object] | None:
     """Return the template's values for staging; None if nothing is staged."""
     if not spec.stage:
         return None
@@ -278,10 +278,7 @@ def _stage(partition: Partition, spec: JobSpec, layout: Layout) -> dict[str, obj
     if partition.scratch is None:
         message = f"'{partition.name}' has no node-local scratch to stage data to"
         raise BadInput(message, hint="leave stage_data out, or describe `scratch` in the site file")
-    return {
-        "target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}",
-        "workers": min(16, max(2, layout.cpus_per_task)),
-    }
+    return {"target": f"{partition.scratch.path.rstrip('/')}/hpcdl-{_OF_CLUSTER}"}
 
 
 def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -> dict[str, object]:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.trust import make_private
 
+_AT_ONCE = 8
 RESERVE_BYTES = 256_000_000
 """Space left on the disk for everybody else's small files."""
 _TARGET = re.compile(r"hpcdl-(?P<cluster>.*)-(?P<job>[0-9]+)-[0-9a-f]{16}\Z")
@@ -32,9 +33,7 @@ class StagedFiles(NamedTuple):
     linked: list[tuple[Path, int]]
 
 
-def stage(
-    source: Path, target: Path, *, workers: int = 8, reserve: int = RESERVE_BYTES
-) -> StagedFiles:
+def stage(source: Path, target: Path, *, reserve: int = RESERVE_BYTES) -> StagedFiles:
     """Put `source` on the disk of `target`, which another node may fill at the same time.
 
     Raises:
@@ -58,7 +57,7 @@ def stage(
     for name, _ in staged.linked:
         with suppress(FileExistsError):
             (target / name).symlink_to((source / name).absolute())
-    with ThreadPoolExecutor(max(1, workers)) as pool:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(lambda file: _copy(source / file[0], target / file[0]), staged.copied))
     return staged
 

@@ -121,34 +121,22 @@ def with_accounting(records: dict[int, JobRecord], jobs: Sequence[int]) -> dict[
 
 
 def accounted(jobs: Sequence[int]) -> dict[int, JobRecord]:
-    """Return accounting's records of jobs, by id, all their runs, also of old jobs."""
+    """Return accounting's records of jobs, by id, all their runs, also of old jobs.
+
+    It is asked in a form that no job's name can forge; without accounting there are none.
+    """
     runs: dict[str, list[str]] = {}
-    for first in range(0, len(jobs), _IDS_AT_ONCE):
+    mark = f"|{secrets.token_hex(8)}|"
+    shape = (f"--delimiter={mark}", f"--format={parse.ACCOUNTING_FIELDS}")
+    argv = ["sacct", "--noheader", "--parsable2", *shape, "--allocations", "--duplicates"]
+    for first in range(0, len(jobs) if shutil.which("sacct") else 0, _IDS_AT_ONCE):
         ids = ",".join(map(str, jobs[first : first + _IDS_AT_ONCE]))
-        for line in _accounted(ids, parse.ACCOUNTING_FIELDS, "--allocations", "--duplicates"):
+        answer = ask([*argv, "--jobs", ids], check=False)
+        rows = answer.stdout if answer.ok else ""
+        for line in parsed(lambda text: parse.own_lines(text, mark), rows, "sacct"):
             runs.setdefault(line.partition("|")[0], []).append(line)
     known = ((job, runs.get(str(job))) for job in jobs)
     return {job: parsed(parse.accounted_job, own, "sacct") for job, own in known if own}
-
-
-def usage(job_id: int) -> parse.Usage | None:
-    """Return a job's allocation and usage; None without accounting or its record."""
-    lines = _accounted(job_id, parse.USAGE_FIELDS)
-    return parsed(parse.usage, lines, "sacct") if lines else None
-
-
-def _accounted(job_id: int | str, fields: str, *options: str) -> list[str]:
-    """Accounting's lines about a job, or several, in a form that no job's name can forge.
-
-    There are none where there is no accounting.
-    """
-    if shutil.which("sacct") is None:
-        return []
-    mark = f"|{secrets.token_hex(8)}|"
-    asked = ["sacct", "--noheader", "--parsable2", f"--delimiter={mark}", f"--format={fields}"]
-    answer = ask([*asked, *options, "--jobs", str(job_id)], check=False)
-    rows = answer.stdout if answer.ok else ""
-    return parsed(lambda text: parse.own_lines(text, fields, mark), rows, "sacct")
 
 
 def queue(*, mine: bool = False, jobs: Sequence[int] | None = None) -> tuple[JobRecord, ...]:

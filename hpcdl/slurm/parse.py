@@ -8,7 +8,7 @@ late and changed shape between releases. Nodes and partitions are written by adm
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 ACTIVE = frozenset(
@@ -75,27 +75,6 @@ class JobRecord(NamedTuple):
     def active(self) -> bool:
         """Whether the job may still change its state."""
         return self.state in ACTIVE
-
-
-class Usage(NamedTuple):
-    """A job's allocation and usage, from accounting.
-
-    `allocated` is AllocTRES by name (`cpu`, `mem`, `node`, `gres/gpu:p100`), as Slurm's text.
-    `max_rss_mb` is the largest resident memory of one task, in MB, as Slurm sampled it; None
-    where it was over before the first look.
-    """
-
-    allocated: Mapping[str, str]
-    elapsed_seconds: int
-    cpu_seconds: float
-    max_rss_mb: float | None
-    max_rss_node: str
-
-    @property
-    def cpus_busy(self) -> float | None:
-        """The part of the allocated CPUs' time that was used, 0 to 1; None where unknown."""
-        there = int(self.allocated.get("cpu", 0)) * self.elapsed_seconds
-        return min(1.0, self.cpu_seconds / there) if there else None
 
 
 class NodeRecord(NamedTuple):
@@ -278,7 +257,8 @@ def exits(text: str) -> dict[int, tuple[int, int, int]]:
 
 def accounted_job(lines: Sequence[str]) -> JobRecord:
     """The lines of `sacct -n -P -X -D -o ACCOUNTING_FIELDS`: one per run of the job, last last."""
-    runs = [sacct_fields(line, ACCOUNTING_FIELDS) for line in lines]
+    keys = ACCOUNTING_FIELDS.split(",")  # the last one may hold the separator
+    runs = [dict(zip(keys, line.split("|", len(keys) - 1), strict=True)) for line in lines]
     values = runs[-1]
     code, _, signal = values["ExitCode"].partition(":")
     by = re.fullmatch(r"CANCELLED by (\d+)", values["State"])
@@ -302,14 +282,14 @@ def accounted_job(lines: Sequence[str]) -> JobRecord:
     )
 
 
-def own_lines(text: str, fields: str, mark: str) -> list[str]:
-    """The lines that sacct began itself, of fields that `mark` parted, with `|` in its place.
+def own_lines(text: str, mark: str) -> list[str]:
+    """The lines of ACCOUNTING_FIELDS that sacct began itself, with `|` in place of `mark`.
 
     Whoever chose a name could not know the mark: what follows a newline in one is no line here.
 
     Raises ValueError: there is none, so this is no answer.
     """
-    count = fields.count(",")
+    count = ACCOUNTING_FIELDS.count(",")
     found = [line.replace(mark, "|") for line in text.split("\n") if line.count(mark) == count]
     if text.strip() and not found:
         raise ValueError("no line has the fields that were asked for")
@@ -317,48 +297,6 @@ def own_lines(text: str, fields: str, mark: str) -> list[str]:
 
 
 ACCOUNTING_FIELDS = "JobIDRaw,State,ExitCode,Partition,NodeList,Submit,Start,End,Timelimit,JobName"
-USAGE_FIELDS = "JobIDRaw,ElapsedRaw,TotalCPU,MaxRSS,MaxRSSNode,AllocTRES"
-
-
-def tres(text: str) -> dict[str, str]:
-    """`cpu=8,gres/gpu=2,...` by name."""
-    return dict(pair.split("=", 1) for pair in text.split(",") if "=" in pair)
-
-
-def usage(lines: Sequence[str]) -> Usage:
-    """The lines of `sacct -n -P -j JOB -o USAGE_FIELDS`: the job, then its steps."""
-    job, *steps = (sacct_fields(line, USAGE_FIELDS) for line in lines)
-    largest = max(steps, key=lambda step: _kilobytes(step["MaxRSS"]), default=job)
-    had = tres(job["AllocTRES"])
-    return Usage(
-        allocated={name: text for name, text in had.items() if name != "billing"},
-        elapsed_seconds=int(job["ElapsedRaw"] or 0),
-        cpu_seconds=_cpu_seconds(job["TotalCPU"]),
-        max_rss_mb=_kilobytes(largest["MaxRSS"]) / 1024 or None,
-        max_rss_node=largest["MaxRSSNode"],
-    )
-
-
-def sacct_fields(line: str, names: str) -> dict[str, str]:
-    """The fields of a line of `sacct -P`; the last one may hold the separator."""
-    keys = names.split(",")
-    return dict(zip(keys, line.split("|", len(keys) - 1), strict=True))
-
-
-def _kilobytes(text: str) -> float:
-    """`320608K`, `1.5G` or nothing."""
-    number = text.rstrip("KMGT")
-    powers = "KMGT".find(text[-1:]) if number != text else 0
-    return float(number or 0) * float(1024**powers)
-
-
-def _cpu_seconds(text: str) -> float:
-    """`[DD-]HH:MM:SS` or `MM:SS.mmm`."""
-    days, _, clock = text.rpartition("-")
-    seconds = 0.0
-    for part in clock.split(":"):
-        seconds = 60 * seconds + float(part or 0)
-    return seconds + 86400 * int(days or 0)
 
 
 def node(line: str) -> NodeRecord:

@@ -32,10 +32,7 @@ def _real(least: float, most: float, wanted: str) -> Callable[[str], float]:
     return read
 
 
-positive, not_negative = at_least(1), at_least(0)
-seed = at_least(0, 2**31 - 1)
-"""What fits into 31 bits: TensorFlow and NumPy take no other."""
+positive = at_least(1)
 amount = _real(0, sys.float_info.max, "of 0 or more")
-fraction = _real(0, 1, "from 0 to 1")
 seconds = _real(0.01, 86400, "from 0.01 to 86400 seconds")
 """From a hundredth of a second to a day."""

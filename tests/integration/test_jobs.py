@@ -281,9 +281,6 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(account
     me = f"by {user_of(os.geteuid())}"
     assert me in accounted.hpcdl("job", "report", cancelled, check=False).stdout
     assert f"CANCELLED {me}" in accounted.hpcdl("job", "list").stdout
-    report = accounted.json("job", "report", requeued)
-    assert report["usage"]["allocated"]["gres/gpu:p100"] == "2"
-    assert report["usage"]["max_rss_mb"] > 200
     accounted.hpcdl("job", "cancel", requeued)  # what is forgotten is no error
 
 

@@ -160,29 +160,6 @@ def test_accounting_has_a_line_for_each_run_of_a_requeued_job():
     assert (job.state, job.restarts) == ("COMPLETED", 1)
 
 
-def test_what_a_job_had_and_used_comes_from_its_steps():
-    had = "billing=8,cpu=8,gres/gpu:p100=2,gres/gpu=2,mem=60000M,node=1"
-    usage = parse.usage(
-        [
-            f"2|11|00:44.000|||{had}",
-            f"2.batch|11|00:00.025|13564K|p100-01|{had}",
-            f"2.0|11|00:43.975|1.5G|p100-02|{had}",
-        ]
-    )
-    assert usage.allocated == {
-        "cpu": "8",
-        "gres/gpu:p100": "2",
-        "gres/gpu": "2",
-        "mem": "60000M",
-        "node": "1",
-    }
-    assert (usage.max_rss_mb, usage.max_rss_node) == (1536, "p100-02")
-    assert usage.cpus_busy == 0.5
-    usage = parse.usage(["2|0|00:00:00|||"])
-    assert (usage.max_rss_mb, usage.cpus_busy) == (None, None), "one that never ran"
-    assert parse.usage(["2|9|2-01:00:01|||cpu=1"]).cpu_seconds == 2 * 86400 + 3601
-
-
 @given(st.text(max_size=200))
 def test_nonsense_makes_no_pairs_fail_and_for_a_record_is_an_error_the_client_knows(text):
     assert all(isinstance(value, str) for value in parse.pairs(text).values())
@@ -191,7 +168,7 @@ def test_nonsense_makes_no_pairs_fail_and_for_a_record_is_an_error_the_client_kn
     for reader in (parse.exits, parse.node, parse.partition):
         with suppress(KeyError, ValueError, IndexError):
             reader(text)
-    for reader in (parse.accounted_job, parse.usage, parse.job):
+    for reader in (parse.accounted_job, parse.job):
         with suppress(KeyError, ValueError, IndexError):
             reader(text.splitlines())
 

@@ -37,7 +37,7 @@ def photos(folder):
     )
 
 
-OTHERS = "count=9 test=0 classes=11 shards=2 seed=2 size=48x64 bytes=5000 classes=findings"
+OTHERS = "count=9 test=0 classes=11 shards=2 size=48x64 bytes=5000 classes=findings"
 
 
 def would(folder, capsys, *argv):
@@ -100,14 +100,6 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     assert kept.keys() == {"dataset.json", *shards}
     assert {kept[name] for name in shards} == {b"11"}
     make(1, lambda _: pytest.fail("made again"))
-
-
-@pytest.mark.parametrize("seed", ["-1", "2147483648", "x"])
-def test_a_seed_that_nothing_can_be_drawn_from_is_refused(tmp_path, seed, capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["make", "digits", str(tmp_path), f"--seed={seed}"])
-    assert end.value.code == 2
-    assert "argument --seed: " in capsys.readouterr().err
 
 
 def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, capsys):

@@ -12,7 +12,6 @@ from hpcdl.jobs.job_report import advise, as_text, summarize
 from hpcdl.jobs.submission import Submission
 from hpcdl.jobs.watch import Snapshot, describe
 from hpcdl.slurm import client
-from hpcdl.slurm.parse import Usage
 from hpcdl.system.errors import Stopped
 from tests.unit import slurm_output as said
 
@@ -150,9 +149,8 @@ def test_communication_is_named_when_it_is_the_worst_and_a_job_that_computes_get
     assert advise({"input": 0.02, "compute": 0.9, "communication": 0.08}) == ""
 
 
-@pytest.mark.parametrize("usage", [None, Usage({}, 0, 0.0, None, "")])
-def test_a_job_without_a_result_is_reported_by_its_state(usage):
-    report = summarize(DONE, None, usage)
+def test_a_job_without_a_result_is_reported_by_its_state():
+    report = summarize(DONE, None)
     assert report.images_per_second is None
     assert as_text(report) == "job 7: it is done, requeued once"
 
@@ -172,10 +170,3 @@ def test_loss_and_scores_are_said():
 def test_a_failure_is_named(said):
     code = int(said.partition(":")[0])
     assert describe("FAILED", code=code) == f"it failed with exit code {said}"
-
-
-def test_what_accounting_knows_is_said_as_text():
-    had = {"cpu": "8", "gres/gpu:p100": "2", "gres/gpu": "2", "mem": "60000M"}
-    text = as_text(summarize(DONE, None, Usage(had, 100, 400.0, 1536.0, "p100-02")))
-    assert "had cpu 8, gpu:p100 2, mem 60000M for 1 min 40 s\n" in text
-    assert "used 50% of its CPUs' time, at most 1,536 MB in one task (p100-02)" in text

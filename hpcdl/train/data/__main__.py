@@ -24,6 +24,8 @@ from hpcdl.train.data.dataset import (
 from hpcdl.train.data.table import ImageRow, read_table, request_of
 from hpcdl.train.startup import import_tensorflow, this_place
 
+_SEED = 1
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one data command and return its exit code."""
@@ -66,12 +68,16 @@ def _make(args: argparse.Namespace) -> ExitCode:
 def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
     """Return the records' inputs, as JSON values, and the rows of a table of labels."""
     if args.kind == "digits":
-        return {"kind": "digits", "seed": args.seed}, []
+        return {"kind": "digits", "seed": _SEED}, []
     if args.kind == "photos":
-        asked = {name: getattr(args, name) for name in ("count", "bytes", "shards", "seed")}
+        asked = {name: getattr(args, name) for name in ("count", "bytes", "shards")}
         (width, height), (task, classes, _) = args.size, labels_of(args.classes)
         test = args.test or 0.0
-        asked |= {"test": round(test if test >= 1 else test * args.count), "classes": classes}
+        asked |= {
+            "seed": _SEED,
+            "test": round(test if test >= 1 else test * args.count),
+            "classes": classes,
+        }
         return {**asked, "task": task, "width": width, "height": height}, []
     if not args.images or not args.labels:
         raise BadInput("`data make folder` needs --images DIR and --labels CSV")
@@ -79,7 +85,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
     rows = read_table(images, table)
     test = 0.1 if args.test is None else args.test
     share = test if test < 1 else test / len(rows)
-    asked = request_of(images, table, rows, shards=args.shards, test=share, seed=args.seed)
+    asked = request_of(images, table, rows, shards=args.shards, test=share, seed=_SEED)
     return asked, rows
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from hpcdl.system.amounts import amount, at_least, positive, seconds, seed
+from hpcdl.system.amounts import amount, at_least, positive, seconds
 from hpcdl.train.data.dataset import FINDINGS
 
 _SHARED = ("json", "dry_run")
@@ -26,7 +26,6 @@ def _make(parser: argparse.ArgumentParser) -> None:
     kinds = ("digits", "photos", "folder")
     parser.add_argument("kind", choices=kinds, help="kind of data set")
     parser.add_argument("folder", metavar="DIR", help="directory of the records")
-    parser.add_argument("--seed", type=seed, default=1, help="random seed (default 1)")
     shards = at_least(1, _MOST_SHARDS)
     _add(parser, "--shards", 16, "number of training files (default 16; digits: always 4)", shards)
     test_help = "test images, or a part of all (default: no photos, 0.1 of a folder's images)"
