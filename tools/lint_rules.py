@@ -61,9 +61,8 @@ itself.
 
 ## The rules
 
-A rule without releases holds in all. Where each comes from:
-[sources](evidence/lint-rules.md). How many findings were right on public
-scripts: [measured](evidence/lint.md).
+A rule without releases holds in all. A finding says what follows; here is where each rule
+[comes from](evidence/lint-rules.md), and how many findings were [right](evidence/lint.md).
 """
 
 _EVIDENCE = """\
@@ -75,7 +74,7 @@ _EVIDENCE = """\
 """
 
 _TITLES = {"error": "Errors", "warning": "Warnings", "note": "Notes", "advice": "Advice"}
-_GUIDE = ["Rule", "Releases", "What", "Consequence", "Instead"]
+_GUIDE = ["Rule", "Releases", "What", "Instead"]
 
 
 def as_markdown() -> str:
@@ -91,21 +90,26 @@ def as_markdown() -> str:
 
 def evidence() -> str:
     """The page of sources; the rules that only the job generator follows stand on it whole."""
-    linted = ((f"`{rule.id}`", rule.source, rule.proof) for rule in all_rules() if rule.lint)
-    beyond = ((*_guide(rule), rule.source, rule.proof) for rule in all_rules() if not rule.lint)
+    linted = ((f"`{rule.id}`", *_why(rule)) for rule in all_rules() if rule.lint)
+    beyond = ((*_guide(rule), *_why(rule)) for rule in all_rules() if not rule.lint)
+    why = ["Consequence", "Source", "Evidence"]
     return "\n".join(
         [
             _EVIDENCE,
-            _table(["Rule", "Source", "Evidence"], linted),
+            _table(["Rule", *why], linted),
             "## Rules beyond a linter; the job generator follows them\n",
-            _table([*_GUIDE, "Source", "Evidence"], beyond),
+            _table([*_GUIDE, *why], beyond),
         ]
     )
 
 
 def _guide(rule: SlurmRule) -> tuple[str, ...]:
     span = str(rule.span).replace("all releases", "")
-    return (f"`{rule.id}`", span, rule.title, rule.consequence, rule.fix)
+    return (f"`{rule.id}`", span, rule.title, rule.fix)
+
+
+def _why(rule: SlurmRule) -> tuple[str, ...]:
+    return (rule.consequence, rule.source, rule.proof)
 
 
 def _table(heads: list[str], rows: Iterable[tuple[str, ...]]) -> str:

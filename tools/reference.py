@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterator
 from textwrap import fill
 from typing import Any
@@ -95,8 +96,8 @@ def results() -> str:
 
 What jobs and checks leave is JSON with a schema in `hpcdl/results/schemas`. Each file says the
 version of its format, and in `units` what its numbers are counted in. A reader takes what the
-schema allows; further keys are kept. `job.json` says what was asked for. A key that is **bold**
-is in every file.
+schema allows, which has types and bounds; further keys are kept. `job.json` says what was asked
+for. A key that is **bold** is in every file; units are behind the meaning.
 """
     kinds = "".join(f"| `{kind.value}` | {kind.status.value} |\n" for kind in FaultKind)
     formats = (RESULT, PROGRESS, VERDICTS, EXPECTATION, JOB)
@@ -114,16 +115,21 @@ is in every file.
 
 def _keys(schema: Schema, name: str) -> Iterator[str]:
     """A table of a mapping's keys, then a section for each mapping below it."""
-    yield f"\n## `{name}`\n\n{fill(schema['description'], 100)}\n"
-    written = not name.partition(":")[0].endswith(".json")  # by people: what is left out counts
-    yield "| key | meaning | type |" + " default |" * written
-    yield "|---|---|---|" + "---|" * written
+    written = not name.partition(":")[0].endswith(".json")  # by people, who ask what may stand
+    told = fill(schema["description"], 100) if re.fullmatch(r"[a-z]+\.[a-z]+", name) else ""
+    yield f"\n## `{name}`\n\n{told}\n" if told else f"\n## `{name}`\n"
+    yield "| key | meaning |" + " type; default |" * written
+    yield "|---|---|" + "---|" * written
     required = schema.get("required", ())
     below: list[tuple[str, Schema]] = []
     for key, part in schema["properties"].items():
         shown = f"**`{key}`**" if key in required else f"`{key}`"
-        row = f"| {shown} | {_cell(part['description'])} | {_form(part)} |"
-        yield row + f" {_default(part)} |" * written
+        row = f"| {shown} | {_cell(part['description'])}"
+        if written:
+            yield f"{row} | {_form(part)}{_default(part)} |"
+        else:
+            words = _form(part) if "enum" in part else part.get("unit", "1").removesuffix("1")
+            yield f"{row}{words and f'; {words}'} |"
         path = key if name.endswith(".yaml") else f"{name}.{key}".replace(".json.", ".json: ")
         inner = {
             path: part,
@@ -136,7 +142,11 @@ def _keys(schema: Schema, name: str) -> Iterator[str]:
             if isinstance(one, dict) and one.get("properties")
         ]
     for path, part in below:
-        yield from _keys(part, path)
+        if part["properties"].keys() <= schema["properties"].keys():
+            keys = ", ".join(f"`{key}`" for key in part["properties"])
+            yield f"\n## `{path}`\n\n{fill(f'As those of `{name}`: {keys}.', 100)}"
+        else:
+            yield from _keys(part, path)
 
 
 def _form(part: Schema) -> str:
@@ -146,7 +156,6 @@ def _form(part: Schema) -> str:
     low, high = part.get("minimum"), part.get("maximum")
     kinds = [part["type"]] if isinstance(part["type"], str) else part["type"]
     form = " or ".join(_TYPES[kind] for kind in kinds)
-    form += f" in {part['unit']}" if part.get("unit", "1") != "1" else ""
     if low is not None and low == high:
         form = f"`{low}`"
     elif low is not None and high is not None:
@@ -159,10 +168,10 @@ def _form(part: Schema) -> str:
 
 
 def _default(part: Schema) -> str:
-    if "default" not in part:
+    if part.get("default") in (None, [], {}):
         return ""
     value = part["default"]
-    return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"
+    return f"; `{value}`" if isinstance(value, str) else f"; `{json.dumps(value)}`"
 
 
 def _cell(text: str) -> str:
