@@ -61,7 +61,7 @@ def _command(prog: str, command: Command) -> Iterator[str]:
     yield f".PP\nExample:\n.PP\n.RS\n.nf\n{_text(command.example)}\n.fi\n.RE\n"
     for action in build_parser(prog, command)._actions:
         if action.dest != "help" and action.help != argparse.SUPPRESS:
-            names = option_names(action).replace("`", "").replace("\\|", "|")
+            names = option_names(action).replace("`", "")
             yield f".TP\n.B {_text(names)}\n{_text(option_help(action)) or '...'}\n"
 
 

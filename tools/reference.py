@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -20,6 +20,8 @@ from hpcdl.system.document import Schema
 from hpcdl.system.errors import MEANINGS, ExitCode
 
 _MADE = "<!-- Made by `make docs` from {source}. -->\n\n"
+_FEW = 5
+"""So many rows are a list."""
 _MANY = 3
 """Options that two commands share, from which on they are listed once."""
 _TYPES = {
@@ -118,18 +120,14 @@ def _keys(schema: Schema, name: str) -> Iterator[str]:
     written = not name.partition(":")[0].endswith(".json")  # by people, who ask what may stand
     told = fill(schema["description"], 100) if re.fullmatch(r"[a-z]+\.[a-z]+", name) else ""
     yield f"\n## `{name}`\n\n{told}\n" if told else f"\n## `{name}`\n"
-    yield "| key | meaning |" + " type; default |" * written
-    yield "|---|---|" + "---|" * written
+    rows = []
     required = schema.get("required", ())
     below: list[tuple[str, Schema]] = []
     for key, part in schema["properties"].items():
         shown = f"**`{key}`**" if key in required else f"`{key}`"
-        row = f"| {shown} | {_cell(part['description'])}"
-        if written:
-            yield f"{row} | {_form(part)}{_default(part)} |"
-        else:
-            words = _form(part) if "enum" in part else part.get("unit", "1").removesuffix("1")
-            yield f"{row}{words and f'; {words}'} |"
+        words = _form(part) if written or "enum" in part else part.get("unit", "1")
+        kind = words.removesuffix("1") + (_default(part) if written else "")
+        rows.append((shown, part["description"], *[kind] * bool(written or kind)))
         path = key if name.endswith(".yaml") else f"{name}.{key}".replace(".json.", ".json: ")
         inner = {
             path: part,
@@ -141,12 +139,26 @@ def _keys(schema: Schema, name: str) -> Iterator[str]:
             for where, one in inner.items()
             if isinstance(one, dict) and one.get("properties")
         ]
+    yield _listed(("key", "meaning", "type; default")[: 2 + written], rows)
     for path, part in below:
         if part["properties"].keys() <= schema["properties"].keys():
             keys = ", ".join(f"`{key}`" for key in part["properties"])
             yield f"\n## `{path}`\n\n{fill(f'As those of `{name}`: {keys}.', 100)}"
         else:
             yield from _keys(part, path)
+
+
+def _listed(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A few rows as a list, more as a table; what a row has more than its heads is in brackets."""
+    columns = 2 if len(rows) <= _FEW else len(heads)
+    cells = []
+    for row in rows:
+        more = f" ({'; '.join(row[columns:])})" if row[columns:] else ""
+        cells.append([*row[: columns - 1], row[columns - 1] + more])
+    if len(rows) <= _FEW:
+        return "\n".join(f"- {name}: {meaning}" for name, meaning in cells)
+    lines = [f"| {' | '.join(map(_cell, row))} |" for row in (heads, *cells)]
+    return "\n".join([lines[0], "|" + "---|" * columns, *lines[1:]])
 
 
 def _form(part: Schema) -> str:
@@ -162,7 +174,7 @@ def _form(part: Schema) -> str:
         form += f", {low:,} to {high:,}"
     elif low is not None:
         form += f" from {low:,}"
-    examples = [_cell(str(one)) for one in part.get("examples", [])]
+    examples = part.get("examples", [])
     fixed = low is not None and low == high
     return form + (f", such as `{examples[0]}`" if examples and not fixed else "")
 
@@ -236,23 +248,25 @@ def commands() -> str:
             continue
         if isinstance(entry, Group):
             parts.append(f"\n## `hpcdl {name}`\n\n{what[0].upper()}{what[1:]}.\n")
-            told: dict[str, list[str]] = {}
+            told: dict[str, list[tuple[str, str]]] = {}
             parts += [_command(f"hpcdl {name} {one.name}", one, told) for one in entry.commands]
         else:
             parts.append(_command(f"hpcdl {name}", entry, {}, level=2))
     return "".join(parts)
 
 
-def _rows(prog: str, command: Command) -> list[str]:
+def _rows(prog: str, command: Command) -> list[tuple[str, str]]:
     return [
-        f"| {option_names(action)} | {_cell(option_help(action))} |"
+        (option_names(action), option_help(action))
         for action in build_parser(prog, command)._actions
         if action.dest not in {"help", "json", "verbose", "no_color", "site", "dry_run"}
         and action.help != argparse.SUPPRESS
     ]
 
 
-def _command(prog: str, command: Command, told: dict[str, list[str]], level: int = 3) -> str:
+def _command(
+    prog: str, command: Command, told: dict[str, list[tuple[str, str]]], level: int = 3
+) -> str:
     """A command's section; options that one of `told` has are named there alone."""
     rows, others = _rows(prog, command), ""
     like = max(told, key=lambda one: len({*told[one]} & {*rows}), default="")
@@ -261,7 +275,7 @@ def _command(prog: str, command: Command, told: dict[str, list[str]], level: int
         but = [row for row in told[like] if row not in rows]
         which = "all but " * (0 < len(but) < len(shared)) if len(but) < len(shared) else ""
         named = but if len(but) < len(shared) else shared
-        names = ", ".join(f"`{row.split('`')[1].split()[0]}`" for row in named)
+        names = ", ".join(f"`{row[0].split('`')[1].split()[0]}`" for row in named)
         link = f"[`{like}`](#{like.replace(' ', '-')})"
         others = f"Options as of {link}: {which}{names or 'all'}."
     told[prog] = rows
@@ -270,7 +284,7 @@ def _command(prog: str, command: Command, told: dict[str, list[str]], level: int
         f"{'#' * level} `{prog}`",
         _cell(command.summary),
         f"```console\n$ {command.example}\n```",
-        "\n".join(["| argument | meaning |", "|---|---|", *rows]) if rows else "",
+        _listed(("argument", "meaning"), rows),
         " ".join([*filter(None, [others]), *["Takes `--dry-run`."] * command.changes]),
     ]
     return "\n" + "\n\n".join(part for part in parts if part) + "\n"
@@ -284,7 +298,7 @@ def option_names(action: Any) -> str:
     if not action.option_strings:
         return f"`{action.metavar or action.dest}`"
     value = f" {metavar}" if metavar and action.nargs != 0 else ""
-    return ", ".join(f"`{name}{value}`" for name in action.option_strings).replace("|", "\\|")
+    return ", ".join(f"`{name}{value}`" for name in action.option_strings)
 
 
 def option_help(action: Any) -> str:
