@@ -115,7 +115,7 @@ def _tell(args: argparse.Namespace, job: Submission, server: Server) -> None:
     import platform
 
     login = f"{getpass.getuser()}@{args.login or platform.node()}"
-    tunnel, url = server.tunnel(login, args.local_port), server.url(args.local_port)
+    tunnel, url = server.tunnel(login, args.local_port), f"http://localhost:{args.local_port}/lab"
     if args.json:
         data = {"job_id": job.job_id, "node": server.node, "port": server.port}
         print_json({**data, "tunnel": tunnel, "url": url, "token_file": server.file})

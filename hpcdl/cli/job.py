@@ -399,13 +399,16 @@ def _report(args: argparse.Namespace) -> ExitCode:
     """Report a job's throughput, where each step's time went, and what to improve."""
     from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import require_this_cluster
-    from hpcdl.jobs.watch import look, result_of
+    from hpcdl.jobs.watch import look
+    from hpcdl.results.records import RESULT
     from hpcdl.workflows.expectation import compare, comparison_line, kept
 
     submission = require_this_cluster(_found(the_site(args), args.job))
     snapshot = look(submission)
     report = summarize(
-        snapshot, result_of(submission), warned=(submission.folder / ".usr2").exists()
+        snapshot,
+        RESULT.find(submission.folder),
+        warned=(submission.folder / ".usr2").exists(),
     )
     expected = kept(submission.folder)
     comparison = compare(expected, report.images_per_second, report.ranks) if expected else None

@@ -5,8 +5,8 @@ partition; `script` renders the sbatch template, each line with its reason; `sub
 it in place and queues it; `watch` follows it. Everything before `submission` is pure.
 """
 
-from hpcdl.jobs.layout import Layout, plan_layout
+from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.script import JobScript, ScriptLine, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 
-__all__ = ["JobScript", "JobSpec", "Layout", "Module", "ScriptLine", "plan_layout", "render_script"]
+__all__ = ["JobScript", "JobSpec", "Layout", "Module", "ScriptLine", "plan_on", "render_script"]

@@ -19,7 +19,7 @@ import signal
 import stat
 import subprocess
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,14 +27,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from hpcdl.jobs import environment
 from hpcdl.jobs.script import default_job_dir, render_script, render_shell
 from hpcdl.slurm import client
+from hpcdl.system import resources
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
 from hpcdl.system.files import read_regular, write_atomic
 from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import require_own
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from hpcdl.jobs.spec import JobSpec, Module
     from hpcdl.site import Site
 
@@ -45,27 +44,6 @@ _END_SECONDS = 10.0
 _STARTED = "started"
 _MOST_BYTES = 100_000
 _RUNTIME = "jupyter"
-
-# Host names of nodes may be unknown to the node itself: then JupyterLab listens on all interfaces.
-_SERVER = """\
-command -v jupyter-lab >/dev/null || {
-  echo "hpcdl: there is no jupyter-lab on PATH. Add jupyterlab to the stack's packages," >&2
-  echo "hpcdl: or name a module that has it: --module NAME" >&2
-  exit 127
-}
-umask 077
-export JUPYTER_RUNTIME_DIR=$HPCDL_JOB_DIR/jupyter
-rm -rf "$JUPYTER_RUNTIME_DIR"; mkdir "$JUPYTER_RUNTIME_DIR" || exit 3
-echo "$SLURMD_NODENAME" >"$JUPYTER_RUNTIME_DIR/node"
-JUPYTER_TOKEN=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \\n')
-export JUPYTER_TOKEN
-listen=$SLURMD_NODENAME
-getent hosts "$listen" >/dev/null || listen=0.0.0.0
-root=$1; shift
-cd "$root" || exit 3
-exec jupyter-lab --no-browser --ServerApp.ip="$listen" --ServerApp.port=0 \\
-  --ServerApp.root_dir="$root" "$@"
-"""
 
 
 class Shell(NamedTuple):
@@ -105,16 +83,16 @@ def run_shell(shell: Shell, *, terminal: bool) -> int:
     if shutil.which("salloc") is None:
         raise MissingPrerequisite("Slurm's command 'salloc' is not on PATH")
     shell.folder.mkdir(mode=0o700, parents=True)
+    # Ctrl-C is the shell's: a handler, as an ignored signal would be ignored by it, too.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         require_own(shell.folder)  # what is in it runs on the node, when Slurm has one
         for name, content in shell.files.items():
             write_atomic(shell.folder / name, content, mode=0o600)
-        with _left_to_the_child():
-            code = subprocess.run(
-                _argv(shell, terminal=terminal), env=client.query_environment(), check=False
-            ).returncode
-        return _judged(shell, code)
+        argv, env = _argv(shell, terminal=terminal), client.query_environment()
+        return _judged(shell, subprocess.run(argv, env=env, check=False).returncode)
     finally:
+        signal.signal(signal.SIGINT, before)
         shutil.rmtree(shell.folder, ignore_errors=True)
 
 
@@ -130,16 +108,6 @@ def _argv(shell: Shell, *, terminal: bool) -> list[str]:
     return ["salloc", *shell.options, "bash", "-c", begin, "salloc", *step, *inner]
 
 
-@contextmanager
-def _left_to_the_child() -> Iterator[None]:
-    """Ctrl-C is the shell's: a handler, as an ignored signal would be ignored by it, too."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _judged(shell: Shell, code: int) -> int:
     """The exit status; the reason where the allocation was refused, or ended before the shell."""
     try:
@@ -147,22 +115,16 @@ def _judged(shell: Shell, code: int) -> int:
     except (OSError, ValueError):
         message = "Slurm gave no allocation; its message is above"
         raise MissingPrerequisite(message, hint="`hpcdl site gpus` shows what is free") from None
-    if code and (state := _end_of(job)) in _ENDED_BY_SLURM:
+    record, late = None, time.monotonic() + _END_SECONDS
+    with suppress(HpcdlError):  # Slurm need not tell how it ended
+        while code and (record := client.job(job)) and record.active and time.monotonic() < late:
+            time.sleep(0.2)
+    if record and record.state in _ENDED_BY_SLURM:
         raise Stopped(
-            f"job {job} ended while the shell was open: {state}",
+            f"job {job} ended while the shell was open: {record.state}",
             hint="a longer --time gives more, as far as the partition allows",
         )
     return code if shell.program else 0
-
-
-def _end_of(job: int) -> str:
-    """Return the state in which a job ended; '' if Slurm does not report it."""
-    late = time.monotonic() + _END_SECONDS
-    with suppress(HpcdlError):
-        while (record := client.job(job)) and record.active and time.monotonic() < late:
-            time.sleep(0.2)
-        return record.state if record else ""
-    return ""
 
 
 # ---- JupyterLab ----
@@ -185,10 +147,6 @@ class Server(NamedTuple):
         address = client.of_nodes("NodeAddr", self.node).get(self.node) or self.node
         return f"ssh -N -L {local}:{address}:{self.port} {login}"
 
-    def url(self, local: int) -> str:
-        """The URL for the user's browser, through the tunnel, without the token."""
-        return f"http://localhost:{local}/lab"
-
 
 def notebook(spec: JobSpec, where: Path) -> JobSpec:
     """The batch job that serves JupyterLab for the directory `where`.
@@ -197,13 +155,13 @@ def notebook(spec: JobSpec, where: Path) -> JobSpec:
     /tmp. A kernel is `python -m ipykernel_launcher` in that directory, and Python takes the module
     of that name that somebody has put there.
     """
-    root = spec.chdir or where
+    root, server = spec.chdir or where, resources.folder("templates") / "sbatch/jupyter.sh"
     if root.is_dir() and root.stat().st_mode & stat.S_IWOTH:
         message = f"everybody may write to {root}, and what is there would run in your kernels"
         raise BadInput(message, hint="begin in a directory of your own")
     return replace(
         spec,
-        program=("bash", "-c", _SERVER, "jupyter", str(root), *spec.program),
+        program=("bash", "-c", server.read_text(), "jupyter", str(root), *spec.program),
         launcher="single",
         requeues=0,
     )

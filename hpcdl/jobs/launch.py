@@ -114,56 +114,44 @@ def check_launcher(spec: JobSpec) -> None:
     )
 
 
-def check_pmi(site: Site, spec: JobSpec, layout: Layout) -> None:
-    """Raise BadInput for several ranks of MPI where the site's srun starts none."""
-    row = LAUNCHERS[spec.launcher]
-    if row.mpi and not row.mpirun and site.slurm.mpi == "none" and layout.world_size > 1:
+def traps(spec: JobSpec) -> bool:
+    """Whether the program is a shell that traps USR2, which it cannot where it is ignored."""
+    return spec.traps or any("USR2" in word for word in spec.program)
+
+
+def check_ranks(site: Site, spec: JobSpec, partition: Partition, layout: Layout) -> None:
+    """Raise BadInput for ranks that could not start here, or would not find each other."""
+    row, plugin = LAUNCHERS[spec.launcher], site.slurm.mpi
+    if plugin not in _IN_EVERY_RELEASE and plugin not in mpi_plugins(site.slurm.version):
+        message = f"Slurm {site.slurm.version} has no MPI plug-in '{plugin}'"
+        raise BadInput(message, hint=did_you_mean(plugin, mpi_plugins(site.slurm.version)))
+    if spec.container and site.container is None:
+        hint = "its site file must say `container: apptainer`, `charliecloud` or `pyxis`"
+        raise BadInput(f"the site '{site.name}' declares no container runtime", hint=hint)
+    if spec.container and site.container == "pyxis" and row.mpirun:
+        message = "Pyxis starts containers under srun, not under mpirun"
+        raise BadInput(message, hint="use --launcher horovod or mpi")
+    if row.server and not (spec.trusted_network or site.trusted_network):
+        raise BadInput(
+            f"the launcher '{row.name}' opens TensorFlow's server, which has no "
+            "password: anyone who can reach its port can run code as you",
+            hint="use --launcher horovod; or, where all who reach the nodes' ports are trusted, "
+            "`trusted_network: true` in job.yaml or the site file",
+        )
+    if row.mpi and not row.mpirun and plugin == "none" and layout.world_size > 1:
         raise BadInput(
             f"{layout.world_size} ranks cannot find each other by MPI: srun of '{site.name}' has "
             "no PMI (`slurm.mpi: none` in the site file)",
             hint=f"use --launcher {row.name}-mpirun; or correct `slurm.mpi`: "
             "`srun --mpi=list` shows the plug-ins",
         )
-
-
-def check_slices(spec: JobSpec, partition: Partition, layout: Layout) -> None:
-    """Raise BadInput for ranks that would work together on slices of a GPU (MIG)."""
+    several = layout.nodes * max(layout.tasks_per_node, layout.gpus_per_node) > 1
+    together = several and (row.one_process or not row.apart)
     gpu = partition.gpu
-    slices = gpu and (is_slice(gpu.gres_type or "") or is_slice(gpu.model))
-    if slices and layout.nodes * max(layout.tasks_per_node, layout.gpus_per_node) > 1:
-        if LAUNCHERS[spec.launcher].apart and not LAUNCHERS[spec.launcher].one_process:
-            return
+    if gpu and together and (is_slice(gpu.gres_type or "") or is_slice(gpu.model)):
         raise BadInput(
             f"the GPUs of '{partition.name}' are slices of GPUs (MIG), which cannot exchange data",
             hint="use --gpus 1; `hpcdl job sweep`, or --launcher plain, runs many such processes",
-        )
-
-
-def check_trust(site: Site, spec: JobSpec) -> None:
-    """Raise BadInput for TensorFlow's server, unless the network is declared to be trusted."""
-    if LAUNCHERS[spec.launcher].server and not (spec.trusted_network or site.trusted_network):
-        raise BadInput(
-            f"the launcher '{spec.launcher}' opens TensorFlow's server, which has no "
-            "password: anyone who can reach its port can run code as you",
-            hint="use --launcher horovod; or, where all who reach the nodes' ports are trusted, "
-            "`trusted_network: true` in job.yaml or the site file",
-        )
-
-
-def traps(spec: JobSpec) -> bool:
-    """Whether the program is a shell that traps USR2, which it cannot where it is ignored."""
-    return spec.traps or any("USR2" in word for word in spec.program)
-
-
-def check_container(site: Site, spec: JobSpec) -> None:
-    """Raise BadInput for a container that the site or the launcher cannot start."""
-    if spec.container and site.container is None:
-        hint = "its site file must say `container: apptainer`, `charliecloud` or `pyxis`"
-        raise BadInput(f"the site '{site.name}' declares no container runtime", hint=hint)
-    if spec.container and site.container == "pyxis" and LAUNCHERS[spec.launcher].mpirun:
-        raise BadInput(
-            "Pyxis starts containers under srun, not under mpirun",
-            hint="use --launcher horovod or mpi",
         )
 
 
@@ -294,14 +282,6 @@ def variables(slurm: SlurmDialect, launcher: str, nodes: int) -> list[dict[str, 
         if row["starts"] == starts
         and ("plugin" not in row or (nodes > 1 and slurm.mpi.startswith(row["plugin"])))
     ]
-
-
-def check_mpi(site: Site) -> None:
-    """Raise BadInput for an MPI plug-in that the site's release of Slurm cannot have."""
-    plugin = site.slurm.mpi
-    if plugin not in _IN_EVERY_RELEASE and plugin not in mpi_plugins(site.slurm.version):
-        message = f"Slurm {site.slurm.version} has no MPI plug-in '{plugin}'"
-        raise BadInput(message, hint=did_you_mean(plugin, mpi_plugins(site.slurm.version)))
 
 
 def with_version(site: Site, version: str) -> Site:

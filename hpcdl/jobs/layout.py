@@ -44,16 +44,13 @@ class Layout:
         return self.nodes * self.tasks_per_node
 
 
-def plan_layout(site: Site, spec: JobSpec) -> Layout:
-    """The layout of a job; BadInput for what the site does not have, or no node can hold."""
-    return plan_on(site, spec)[1]
-
-
 def plan_on(site: Site, spec: JobSpec) -> tuple[Partition, Layout]:
     """The nodes that a job is for, and its layout on them.
 
     The nodes are the partition, or a group of equal nodes of it; the whole of a partition of
-    several GPU models means that any of them may run the job. Raises as `plan_layout`.
+    several GPU models means that any of them may run the job.
+
+    Raises BadInput: the site does not have it, or no node can hold it.
     """
     partition = site.partition(spec.partition)
     groups = groups_for(partition, spec.gpu_model)
@@ -141,7 +138,11 @@ def _lay_out(site: Site, partition: Partition, spec: JobSpec) -> Layout:
         message = f"the launcher '{row.name}' runs one process, not one on each of {nodes} nodes"
         raise BadInput(message, hint="leave --nodes out, or use another --launcher")
     share = 0 if whole else max(1, int(partition.memory_gb * 1000 * taken / there))
-    memory = _memory(spec, tasks * cpus, gpus)
+    if spec.mem_per_gpu and not gpus:
+        raise BadInput("mem_per_gpu without GPUs", hint="use --mem, or mem_per_cpu")
+    # MB of each node that the job asks for; 0 where it leaves that open.
+    per_task = (spec.mem_per_cpu or 0) * tasks * cpus + (spec.mem_per_gpu or 0) * gpus
+    memory = spec.mem or per_task
     layout = Layout(
         nodes=nodes,
         tasks_per_node=tasks,
@@ -227,15 +228,6 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
     )
 
 
-def _memory(spec: JobSpec, cpus: int, gpus: int) -> int:
-    """MB of each node that the job asks for; 0 where it leaves that open."""
-    if spec.memory is None:
-        return 0
-    if spec.memory.per == "gpu" and not gpus:
-        raise BadInput("mem_per_gpu without GPUs", hint="use --mem, or mem_per_cpu")
-    return spec.memory.mb * {"node": 1, "cpu": cpus, "gpu": gpus}[spec.memory.per]
-
-
 def _fills_sockets(partition: Partition, tasks: int, cpus: int) -> bool:
     """Whether equal groups of ranks fill the sockets of a node that has several.
 
@@ -319,20 +311,15 @@ def _tasks_per_node(spec: JobSpec, gpus: int) -> int:
 
 def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -> int:
     """A rank's CPUs: what is asked for, else its share of the node, in whole cores."""
-    if spec.cpus_per_task is None and _asks_for_one_process(partition, spec):
-        return 1
+    plain = partition.gpu is None and not is_train(spec.program)
+    if spec.cpus_per_task is None and plain and not (spec.nodes or spec.tasks_per_node):
+        return 1  # a program for CPUs that asks for nothing gets what plain sbatch would give it
     if spec.cpus_per_task is None:
         taken, there = (gpus, partition.gpus_per_node) if partition.gpu else (1, 1)
         cores = partition.usable_cores * taken // there // tasks
         share = max(1, partition.cpus * taken // there // tasks)
         return cores * partition.threads_per_core or share
     return spec.cpus_per_task
-
-
-def _asks_for_one_process(partition: Partition, spec: JobSpec) -> bool:
-    """Whether a program for CPUs asks for nothing: then it gets what plain sbatch would give it."""
-    asked = (spec.nodes, spec.tasks, spec.tasks_per_node)
-    return partition.gpu is None and not is_train(spec.program) and asked == (None, None, None)
 
 
 # ---- the limits of a site's partitions, for the check of requests (hpcdl.slurm.fits) ----

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcdl.jobs.manifest import RunStatus, located, of_this_cluster, read_manifest
 from hpcdl.jobs.submission import Submission, Unsettled, asked, find, index, settle
-from hpcdl.jobs.watch import Snapshot, exit_code, look
+from hpcdl.jobs.watch import exit_code, look
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.once import SETTLED_SECONDS
@@ -71,7 +71,11 @@ def own_jobs(site: Site, most: int) -> tuple[Listed, ...]:
     own = [*chained, *(array.job_id for array in queued if array.job_id)]
     slurm_jobs = client.queue(mine=True, jobs=own)  # also for none: it raises where Slurm is away
     records = client.with_accounting({record.id: record for record in slurm_jobs}, chained)
-    rows = [_of_run(run, look(run, records), submitted) for run, submitted in newest_runs]
+    rows = []
+    for run, submitted in newest_runs:
+        now, folder = look(run, records), run.folder
+        how = (submitted, now.state, now.description, now.job_id, now.cancelled_by)
+        rows.append(_listed(folder, asked(folder), *how))
     tasks: dict[int | None, list[JobRecord]] = {}
     for record in slurm_jobs:
         tasks.setdefault(record.array_job, []).append(record)
@@ -152,11 +156,6 @@ def _unsettled(begun: Unsettled) -> Listed:
         description = f"Slurm did not confirm the submission: look again within {left}, or submit "
         description += "it again, which looks"
     return _listed(begun.folder, begun.asked, begun.since, state, description)
-
-
-def _of_run(run: Submission, now: Snapshot, since: float) -> Listed:
-    request, by = asked(run.folder), now.cancelled_by
-    return _listed(run.folder, request, since, now.state, now.description, now.job_id, by)
 
 
 def _listed(

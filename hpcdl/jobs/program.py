@@ -15,8 +15,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from getopt import GetoptError, getopt
 from itertools import pairwise
 from pathlib import Path
+from string import ascii_letters
 
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.slurm.unwrap import SHELLS, is_agent, program_of
@@ -24,15 +26,6 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.files import MAX_BYTES, open_regular
 
 _PYTHON = re.compile(r"python[0-9.]*\Z")
-# Options that take the next argument, and those after which no script is named.
-_OF_PYTHON = (
-    re.compile(r"-[A-Za-z]*[WX]\Z|--check-hash-based-pycs\Z"),
-    re.compile(r"-([^WX-]*[cm].*)?\Z"),
-)
-_OF_SHELLS = (
-    re.compile(r"[-+][A-Za-z]*[oO]\Z|--(rcfile|init-file)\Z"),
-    re.compile(r"-([A-Za-z]*[cs].*)?\Z"),
-)
 _SCRIPT = (".py", ".sh")
 _LINE = re.compile(r"[\s;&|<>`=]|\$\(")
 """What a line for a shell has, and the name of hardly any program."""
@@ -48,25 +41,25 @@ def script_of(program: Sequence[str]) -> tuple[int | None, str]:
     """The index of the script for an interpreter (None: none), and the package of `python -m`."""
     start = program_of(program)
     words = program[start:]
+    name = Path(words[0]).name if words else ""
     if is_agent(words):
         scripts = (n for n, one in enumerate(program) if n > start and one.endswith(_SCRIPT))
         return next(scripts, None), ""
-    name = Path(words[0]).name if words else ""
-    if not _PYTHON.match(name) and name not in SHELLS:
+    # Options that take the next word, and those behind which there is no script.
+    valued, ending, long = "cmWX", {"-c", "-m"}, ["check-hash-based-pycs="]
+    if name in SHELLS:
+        valued, ending, long = "oO", {"-c", "-s"}, ["rcfile=", "init-file=", "login", "posix"]
+    elif not _PYTHON.match(name):
         return None, ""
-    valued, ending = _OF_SHELLS if name in SHELLS else _OF_PYTHON
-    skip = False
-    for index, argument in enumerate(words[1:], start + 1):
-        if skip:
-            skip = False
-        elif valued.match(argument):
-            skip = True
-        elif argument[:1] not in {"-", "+"}:
-            return index if argument else None, ""
-        elif ending.match(argument):
-            named = _PYTHON.match(name) and _OPTION_M.match(argument)
-            return None, "".join(program[index + 1 : index + 2]).partition(".")[0] if named else ""
-    return None, ""
+    letters = "".join(f"{one}:" if one in valued else one for one in ascii_letters)
+    try:
+        options, rest = getopt([re.sub(r"^\+", "-", one) for one in words[1:]], letters, long)
+    except GetoptError:
+        return None, ""
+    given = dict(options)
+    if given.keys() & ending or rest[:1] in ([], [""], ["-"]):
+        return None, "" if name in SHELLS else given.get("-m", "").partition(".")[0]
+    return len(program) - len(rest), ""
 
 
 def _shell_scripts(program: Sequence[str]) -> Iterator[tuple[Path, bytes]]:
@@ -103,13 +96,6 @@ def _directory(folder: Path, given: Path | None) -> Path | None:
     return path
 
 
-def image_of(folder: Path, given: str | None) -> str | None:
-    """A container's image, which may be a name instead of a path; jobs work elsewhere than here."""
-    if given and (given[0] in "~." or _is_there(folder / given)):
-        return str(_path(folder, given))
-    return given
-
-
 def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     """The job with all that it names found, as a shell in `folder` does: the job works elsewhere.
 
@@ -117,21 +103,13 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     own file, its script and its module. A bare name is looked for on PATH first, as a shell does;
     a script whose name holds a mark of a sweep is assumed to be there.
     """
-    argv = list(spec.program)
-    folders: list[Path] = []
-
-    def take(index: int) -> None:
-        argv[index] = str(folder / argv[index])
-        folders.append(Path(argv[index]).parent)
-
+    argv, taken, image = list(spec.program), set[int](), spec.container
     own = argv and _is_there(folder / argv[0]) and not (folder / argv[0]).is_dir()
     if own and ("/" in argv[0] or shutil.which(argv[0]) is None):
-        take(0)
+        taken.add(0)
     at, module = script_of(argv)
-    if at is not None:
-        marked = "{" in argv[at] and argv[at].endswith(_SCRIPT)
-        if marked or _is_there(folder / argv[at]):
-            take(at)
+    if at is not None and (_is_marked(argv[at]) or _is_there(folder / argv[at])):
+        taken.add(at)
     modules = [module]
     if is_train(argv):
         modules = [match[1] for match in map(_FUNCTION.match, argv[2:]) if match]
@@ -141,19 +119,29 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
             named = (option or argv[index - 1] == "--data") and value != "synthetic"
             if named and _is_there(folder / value):
                 argv[index] = f"{option}{folder / value}"
+    for index in taken:
+        argv[index] = str(folder / argv[index])
     files = (folder / f"{name}{end}" for name in modules if name for end in ("", ".py"))
     here = spec.chdir is None and any(map(_is_there, files))
+    # An image may be a name in a registry instead of a path.
+    if image and (image[0] in "~." or _is_there(folder / image)):
+        image = str(_path(folder, image))
     return replace(
         spec,
         program=tuple(argv),
         job_dir=_directory(folder, spec.job_dir),
         chdir=_directory(folder, spec.chdir),
         data=str(_path(folder, spec.data)) if spec.data else None,
-        container=image_of(folder, spec.container),
+        container=image,
         python_path=spec.python_path or (folder if here else None),
-        files=tuple(dict.fromkeys((*spec.files, *folders))),
+        files=tuple(dict.fromkeys((*spec.files, *(Path(argv[one]).parent for one in taken)))),
         traps=spec.traps or any(b"USR2" in text for _, text in _shell_scripts(argv)),
     )
+
+
+def _is_marked(script: str) -> bool:
+    """Whether the points of a sweep put something into its name."""
+    return "{" in script and script.endswith(_SCRIPT)
 
 
 # ---- what the job would not find ----
@@ -165,14 +153,17 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     What a module or a container brings is not looked for, and a name on PATH only where the job
     is queued: a script that is only printed may be for another machine.
     """
-    argv, work = spec.program, spec.chdir or folder
-    check_image(folder, spec.container)
+    argv, work, image = spec.program, spec.chdir or folder, spec.container or ""
+    path = image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh", ".sqfs"))
+    if path and not _is_there(folder / image):
+        hint = "name it by its path, or by its place in a registry, such as docker://NAME"
+        raise NotHere(f"there is no image {image}", hint=hint)
     if queued and spec.data and not Path(spec.data).exists():
         hint = "`hpcdl data make` writes one; `hpcdl job render` does not ask for it"
         raise BadInput(f"there is no data set {spec.data}", hint=hint)
     if spec.chdir and not spec.chdir.is_dir():
         raise NotHere(f"there is no directory {spec.chdir}", hint="make it, or correct --chdir")
-    if not argv or spec.container:
+    if not argv or image:
         return
     if _LINE.search(argv[0]) and not _is_there(work / argv[0]):
         hint = f"let a shell run a line: -- bash -c {shlex.quote(' '.join(argv))}"
@@ -229,14 +220,6 @@ def _check_relative(folder: Path, program: Sequence[str]) -> None:
                 f"{name} is in the current directory, but the job runs in its own directory",
                 hint="--chdir . lets the program work here; or write the whole path",
             )
-
-
-def check_image(folder: Path, image: str | None) -> None:
-    """Raise BadInput for an image that is not there; names in a registry are not looked for."""
-    path = image and (image.startswith(("/", ".")) or image.endswith((".sif", ".sqsh", ".sqfs")))
-    if image and path and not _is_there(folder / image):
-        hint = "name it by its path, or by its place in a registry, such as docker://NAME"
-        raise NotHere(f"there is no image {image}", hint=hint)
 
 
 def _is_there(path: Path) -> bool:

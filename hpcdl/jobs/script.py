@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 _OF_CLUSTER = "$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 _MARK = "\x1f"
-_FUNCTION = re.compile(r"(\w+\(\) \{)(?:  #.*)?\Z")
 _GRACE_SECONDS = 60
 _ONE_KIND = (
     "all its nodes are alike: name them by --partition and --gpu-model; a job of several "
@@ -93,14 +92,10 @@ class JobScript:
     def explained(self) -> str:
         """The script with the reason, and the rule where there is one, before each line.
 
-        Reasons of a continued line come before its first line. Of a function its name is shown.
+        Reasons of a continued line come before its first line.
         """
-        shown: list[str] = []
-        start, inside = 0, False
+        shown, start = list[str](), 0
         for line in self.lines:
-            if inside:
-                inside = line.text != "}"
-                continue
             if not shown or not shown[-1].endswith("\\"):
                 start = len(shown)
             if line.reason:
@@ -108,9 +103,7 @@ class JobScript:
                 indent = line.text[: len(line.text) - len(line.text.lstrip())]
                 shown.insert(start, f"{indent}#  {line.reason}" + (f"  [{rule}]" if rule else ""))
                 start += 1
-            function = _FUNCTION.match(line.text)
-            inside = function is not None
-            shown.append(f"{function[1]} ...; }}" if function else line.text)
+            shown.append(line.text)
         return "\n".join(shown)
 
 
@@ -148,12 +141,8 @@ def check_request(site: Site, spec: JobSpec) -> tuple[JobSpec, Partition, Layout
     spec = check_spec(spec)
     _check_setup(spec.setup)
     nodes, layout = plan_on(site, spec)
-    launch.check_mpi(site)
-    launch.check_container(site, spec)
-    launch.check_trust(site, spec)
     launch.check_launcher(spec)
-    launch.check_pmi(site, spec, layout)
-    launch.check_slices(spec, nodes, layout)
+    launch.check_ranks(site, spec, nodes, layout)
     try:
         check_environment(nodes.environment)
     except BadInput as fault:

@@ -62,13 +62,6 @@ class Module(NamedTuple):
     release: str | None = None
 
 
-class Memory(NamedTuple):
-    """Memory as asked for: MB per `node`, `cpu` or `gpu`."""
-
-    mb: int
-    per: str
-
-
 # ---- what the written forms mean ----
 
 
@@ -372,16 +365,6 @@ class JobSpec:
         free=True,
     )
 
-    @property
-    def memory(self) -> Memory | None:
-        """The memory that is asked for; BadInput where several forms are."""
-        sizes = {"node": self.mem, "cpu": self.mem_per_cpu, "gpu": self.mem_per_gpu}
-        given = [Memory(size, per) for per, size in sizes.items() if size is not None]
-        if len(given) > 1:
-            message = "mem, mem_per_cpu and mem_per_gpu exclude each other"
-            raise BadInput(message, hint="give one of them")
-        return given[0] if given else None
-
 
 def command_of(rest: Sequence[str]) -> tuple[str, ...]:
     """The program of a job from what followed `--`: options are those of `hpcdl train`."""
@@ -396,7 +379,9 @@ def is_train(program: Sequence[str]) -> bool:
 def check_spec(spec: JobSpec) -> JobSpec:
     """The spec, as options or a file give it; BadInput for what is wrong wherever it runs."""
     spec = check(spec)
-    _ = spec.memory
+    if [spec.mem, spec.mem_per_cpu, spec.mem_per_gpu].count(None) < 2:
+        message = "mem, mem_per_cpu and mem_per_gpu exclude each other"
+        raise BadInput(message, hint="give one of them")
     if spec.data and "HPCDL_DATA" in spec.environment:
         message = "--data and --env HPCDL_DATA exclude each other: --data sets HPCDL_DATA"
         raise BadInput(message, hint="give one of them")

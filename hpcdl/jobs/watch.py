@@ -17,7 +17,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
-from hpcdl.results.records import PROGRESS, RESULT
+from hpcdl.results.records import PROGRESS
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, Stopped
@@ -156,11 +156,6 @@ def describe(state: str, reason: str = "", nodes: str = "", code: int = 0) -> st
         meaning = table["exit_codes"].get(code)
         return f"{text} with exit code {code}" + (f": {meaning}" if meaning else "")
     return text
-
-
-def result_of(submission: Submission) -> dict[str, Any] | None:
-    """The job's result.json, None where it wrote none."""
-    return RESULT.find(submission.folder)
 
 
 def _forgotten(submission: Submission) -> Snapshot:

@@ -26,7 +26,7 @@ from reframe.core.builtins import run_after, run_before, sanity_function, variab
 from reframe.core.exceptions import ReframeError
 from reframe.core.runtime import runtime
 
-from hpcdl.jobs.layout import plan_layout
+from hpcdl.jobs.layout import plan_on
 from hpcdl.jobs.script import render_script
 from hpcdl.jobs.spec import JobSpec, Module, is_train
 from hpcdl.regress.job_state import PATIENCE_SECONDS, exit_fault
@@ -166,7 +166,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             spec = replace(spec, program=(*spec.program, *map(option, self.settings)))
         if not self.is_dry_run():
             require_data(spec.program)
-        layout = plan_layout(site, spec)
+        layout = plan_on(site, spec)[1]
         self.num_tasks = layout.world_size
         self.num_tasks_per_node = layout.tasks_per_node
         self.num_cpus_per_task = layout.cpus_per_task
@@ -258,7 +258,7 @@ class HpcdlCheck(rfm.RunOnlyRegressionTest):
             return False
         site, partition = site_and_partition(part)
         try:
-            plan_layout(site, self.request(site, partition))
+            plan_on(site, self.request(site, partition))[1]
         except BadInput:
             return False
         return self.suits(site, partition, execution_of(part))

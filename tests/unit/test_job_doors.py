@@ -8,7 +8,7 @@ import yaml
 
 from hpcdl.cli.framework import build_parser
 from hpcdl.jobs.launchers import LAUNCHERS
-from hpcdl.jobs.spec import JobSpec, Memory, check_spec, job_schema, load_request
+from hpcdl.jobs.spec import JobSpec, check_spec, job_schema, load_request
 from hpcdl.system.declare import build, check, entries, read_file, typed
 from hpcdl.system.document import parse_document
 from hpcdl.system.errors import BadInput
@@ -112,7 +112,6 @@ def test_a_data_set_is_named_once():
 
 
 def test_the_forms_of_memory_exclude_each_other():
-    assert JobSpec("p", mem_per_cpu=2).memory == Memory(2, "cpu")
     with pytest.raises(BadInput, match="exclude each other"):
         check_spec(JobSpec("p", mem=1, mem_per_gpu=1))
 

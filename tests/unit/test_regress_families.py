@@ -12,7 +12,7 @@ import pytest
 from trainings import TrainingCase, losses_fall
 
 from hpcdl import facts
-from hpcdl.jobs.layout import plan_layout
+from hpcdl.jobs.layout import plan_on
 from hpcdl.jobs.preflight import Probe
 from hpcdl.measure import copies
 from hpcdl.predict.request import ScalingRequest, answer
@@ -301,7 +301,7 @@ def test_where_the_model_knows_nothing_there_is_no_expectation(p100, name, nodes
 def test_every_shape_is_a_job_that_the_partition_can_hold(three_generations, name, nodes, ranks):
     partition = three_generations.partition(name)
     spec = job_on(partition, "check", ("true",), nodes=nodes, ranks=ranks)
-    size = plan_layout(three_generations, spec).world_size
+    size = plan_on(three_generations, spec)[1].world_size
     assert size == nodes * (ranks or partition.gpus_per_node)
 
 

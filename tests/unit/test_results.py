@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from hpcdl.jobs.job_report import as_text, summarize
 from hpcdl.jobs.submission import find
-from hpcdl.jobs.watch import Snapshot, as_line, result_of
+from hpcdl.jobs.watch import Snapshot, as_line
 from hpcdl.regress.result import read_result
 from hpcdl.results.faults import FaultKind
 from hpcdl.results.records import EXPECTATION, JOB, PROGRESS, RESULT, VERDICTS, at, outcome
@@ -163,7 +163,7 @@ def test_a_folder_of_anything_else_is_no_job(modern, tmp_path, record):
 def test_a_result_nested_without_end_counts_as_none(modern, tmp_path):
     (tmp_path / "job.json").write_text('{"job_id": 7}')
     (tmp_path / "result.json").write_text("[" * 100_000)
-    assert result_of(find(modern, str(tmp_path))) is None
+    assert RESULT.find(find(modern, str(tmp_path)).folder) is None
 
 
 @pytest.mark.parametrize(
