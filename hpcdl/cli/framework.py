@@ -232,6 +232,8 @@ class Parser(argparse.ArgumentParser):
         name = "0" if re.fullmatch(r"[0-9.,]+", word) else re.split("[=<>!]", word)[0]
         if hint := command_hint(self._key, name, of=True) or command_hint("any", name):
             return str(hint)
+        if "--env" in options and re.match(r"[A-Za-z_]\w*=", word):
+            return f"each variable is behind an option of its own: --env {word}"
         if self.rest.startswith("the program"):
             return f"put the program after two dashes: {self.prog} ... -- {word} ..."
         takes = [name for name, one in options.items() if one.nargs != 0 and name != "--site"]

@@ -406,9 +406,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
     submission = require_this_cluster(_found(the_site(args), args.job))
     snapshot = look(submission)
     report = summarize(
-        snapshot,
-        RESULT.find(submission.folder),
-        warned=(submission.folder / ".usr2").exists(),
+        snapshot, RESULT.find(submission.folder), warned=(submission.folder / ".usr2").exists()
     )
     expected = kept(submission.folder)
     comparison = compare(expected, report.images_per_second, report.ranks) if expected else None

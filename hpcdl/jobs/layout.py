@@ -172,6 +172,9 @@ def _check_fits(site: Site, partition: Partition, layout: Layout, memory: int) -
     total = layout.nodes * gpus
     fewer = f"ask for at most --cpus-per-task {partition.cpus // tasks}"
     most = int(partition.memory_gb * 1000)
+    others = [p.name for p in site.partitions.values() if p.nodes >= layout.nodes and not p.gpu]
+    more = f"; with {layout.nodes} nodes: {', '.join(others)}" if others else ""
+    fewer_nodes = f"ask for at most --nodes {partition.nodes}{more}"
     asked = {
         "minutes": (
             f"--time {walltime(layout.minutes)}",
@@ -179,7 +182,7 @@ def _check_fits(site: Site, partition: Partition, layout: Layout, memory: int) -
         ),
         "nodes": (
             f"{layout.nodes} with {total} GPUs" if gpus else str(layout.nodes),
-            _what_fits(site, partition, total) if gpus else _more_nodes(site, partition, layout),
+            _what_fits(site, partition, total) if gpus else fewer_nodes,
         ),
         "gpus_per_node": (str(gpus), _what_fits(site, partition, gpus) if gpus else ""),
         "cpus_per_task": (
@@ -198,12 +201,6 @@ def _check_fits(site: Site, partition: Partition, layout: Layout, memory: int) -
         details = ["; ".join(filter(None, pair)) for pair in refused]
         message, hint = f"the job does not fit '{partition.name}'", "correct all of these"
         raise BadInput(message, details=details, hint=hint)
-
-
-def _more_nodes(site: Site, partition: Partition, layout: Layout) -> str:
-    others = [p.name for p in site.partitions.values() if p.nodes >= layout.nodes and not p.gpu]
-    more = f"; with {layout.nodes} nodes: {', '.join(others)}" if others else ""
-    return f"ask for at most --nodes {partition.nodes}{more}"
 
 
 def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
@@ -327,9 +324,13 @@ def _cpus_per_task(partition: Partition, spec: JobSpec, tasks: int, gpus: int) -
 
 def limits_of(partition: Partition) -> PartitionLimits:
     """Return the limits of a partition of the site file."""
-    return PartitionLimits(
-        partition.name, tuple(map(_kind, partition.node_groups)), partition.max_minutes
-    )
+    kinds = []
+    for group in partition.node_groups:
+        gpus = {group.gpu.gres_type or "": group.gpu.per_node} if group.gpu else {}
+        # Slurm counts a GB as 1024 MB; figures of site files are rounded.
+        memory, features = int(group.memory_gb * 1024), frozenset(group.features) or None
+        kinds.append(NodeKind(group.nodes, group.cpus, memory, gpus, features))
+    return PartitionLimits(partition.name, tuple(kinds), partition.max_minutes)
 
 
 def cluster_of(site: Site) -> Cluster:
@@ -344,10 +345,3 @@ def cluster_of(site: Site) -> Cluster:
         },
         limits={name: limits_of(partition) for name, partition in site.partitions.items()},
     )
-
-
-def _kind(group: Partition) -> NodeKind:
-    gpus = {group.gpu.gres_type or "": group.gpu.per_node} if group.gpu else {}
-    features = frozenset(group.features) if group.features else None
-    # Slurm counts a GB as 1024 MB; figures of site files are rounded.
-    return NodeKind(group.nodes, group.cpus, int(group.memory_gb * 1024), gpus, features)

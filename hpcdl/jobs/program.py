@@ -108,7 +108,8 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
     if own and ("/" in argv[0] or shutil.which(argv[0]) is None):
         taken.add(0)
     at, module = script_of(argv)
-    if at is not None and (_is_marked(argv[at]) or _is_there(folder / argv[at])):
+    marked = at is not None and "{" in argv[at] and argv[at].endswith(_SCRIPT)
+    if at is not None and (marked or _is_there(folder / argv[at])):
         taken.add(at)
     modules = [module]
     if is_train(argv):
@@ -137,11 +138,6 @@ def seen_from(folder: Path, spec: JobSpec) -> JobSpec:
         files=tuple(dict.fromkeys((*spec.files, *(Path(argv[one]).parent for one in taken)))),
         traps=spec.traps or any(b"USR2" in text for _, text in _shell_scripts(argv)),
     )
-
-
-def _is_marked(script: str) -> bool:
-    """Whether the points of a sweep put something into its name."""
-    return "{" in script and script.endswith(_SCRIPT)
 
 
 # ---- what the job would not find ----

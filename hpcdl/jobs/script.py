@@ -44,10 +44,6 @@ if TYPE_CHECKING:
 _OF_CLUSTER = "$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 _MARK = "\x1f"
 _GRACE_SECONDS = 60
-_ONE_KIND = (
-    "all its nodes are alike: name them by --partition and --gpu-model; a job of several "
-    "components is written by hand, and `hpcdl job lint` checks it"
-)
 
 
 class ScriptLine(NamedTuple):
@@ -395,21 +391,16 @@ def as_ours(option: str) -> str:
     known, name = known_options("sbatch"), option.lstrip("-")
     if name not in known and not option.startswith("--") and name[:1] in letters("sbatch"):
         name = letters("sbatch")[name[:1]].name
-    if (answer := _own(name) or answers("foreign").get(name, "")) or name not in known:
+    if (answer := answers("own").get(name) or answers("foreign").get(name, "")) or (
+        name not in known
+    ):
         return answer
     return f"write --sbatch {name}" + "=VALUE" * (known[name].argument == "required")
 
 
-def _own(name: str) -> str:
-    """Return the advice for an option that the script decides itself."""
-    if name in {"hetjob", "packjob"}:  # no options, but lines of a script
-        return _ONE_KIND
-    return "use --container" if name.startswith("container") else answers("own").get(name, "")
-
-
 def _check(name: str, value: str | None) -> None:
     """Raise BadInput for what the script decides itself; of all others sbatch is the judge."""
-    if own := _own(name):
+    if own := answers("own").get(name):
         raise BadInput(f"--sbatch {name}: the script sets this itself", hint=own)
     if name.startswith("-") and (hint := as_ours(name)):
         raise BadInput(f"--sbatch takes long names of options, not '{name}'", hint=hint)

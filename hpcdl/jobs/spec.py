@@ -131,18 +131,14 @@ def _program(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _variables(values: Mapping[str, str]) -> Mapping[str, str]:
-    check_environment(values)
-    return MappingProxyType(dict(values))
-
-
-def check_environment(environment: Mapping[str, str]) -> None:
-    """Raise BadInput for a variable that would not reach the program as it is."""
+def check_environment(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The variables; BadInput for one that would not reach the program as it is."""
     for key, value in environment.items():
         if key in _RESERVED or key.startswith("hpcdl_"):
             message = f"cannot set the variable {key}: bash or the job's script uses it itself"
             raise BadInput(message, hint="choose another name")
         _check_text(value, f"has a value of {key} that")
+    return MappingProxyType(dict(environment))
 
 
 def _check_text(text: str, what: str) -> None:
@@ -239,7 +235,7 @@ class JobSpec:
         key="env",
         metavar="NAME[=VALUE]",
         example="{NCCL_IB_HCA: mlx5}",
-        read=_variables,
+        read=check_environment,
         type="object",
         propertyNames=text("^[A-Za-z_][A-Za-z0-9_]{0,100}$", "write NAME=VALUE"),
         additionalProperties={"type": "string", "maxLength": _LONGEST_ARGUMENT},

@@ -89,8 +89,9 @@ def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:
     left = {}
     with suppress(OSError):
         for place in target.parent.iterdir():
-            found = _TARGET.match(place.name)
-            if found and found["cluster"] == own["cluster"] and place != target and _is_own(place):
+            found, status = _TARGET.match(place.name), place.lstat()
+            mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+            if found and found["cluster"] == own["cluster"] and place != target and mine:
                 left[place] = int(found["job"])
     # A job that runs again has a new directory; what its earlier run left is not in use.
     ended = set(left.values()) - set(alive()) | {int(own["job"])} if left else set()
@@ -98,12 +99,6 @@ def remove_left(target: Path, alive: Callable[[], Collection[int]]) -> int:
     for place in gone:
         shutil.rmtree(place, ignore_errors=True)
     return len(gone)
-
-
-def _is_own(place: Path) -> bool:
-    """Whether this is a directory, not a link, of this user's."""
-    status = place.lstat()
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
 
 
 def _files(source: Path) -> Iterator[tuple[Path, int]]:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hpcdl.jobs import JobSpec, Module, plan_on
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.lint import lint
-from hpcdl.slurm.options import walltime
 from hpcdl.slurm.rules import as_release, known_releases, rule
 from hpcdl.system.errors import BadInput
 from hpcdl.system.resources import folder
@@ -290,20 +289,6 @@ def test_an_mpi_plugin_that_the_release_never_had_is_refused(three_generations):
     assert "--mpi=pmix_v5" in render(with_version(site, "24.11"), gpus=1).text
     with pytest.raises(BadInput, match=r"Slurm 20\.11 has no MPI plug-in 'pmix_v5'"):
         render(with_version(site, "20.11"), gpus=1)
-
-
-@pytest.mark.parametrize(
-    ("minutes", "text"),
-    [
-        (1, "00:01:00"),
-        (60, "01:00:00"),
-        (1439, "23:59:00"),
-        (1440, "1-00:00:00"),
-        (10081, "7-00:01:00"),
-    ],
-)
-def test_walltimes_are_written_as_slurm_reads_them(minutes, text):
-    assert walltime(minutes) == text
 
 
 @pytest.mark.parametrize(
