@@ -10,19 +10,23 @@ logging are set before, because TensorFlow reads them once.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import process_fields
+from hpcdl.system.resources import scratch_directory
 
 # (rank, size, local rank, local size) as each launcher names them; the first complete row wins.
 _LAUNCHERS = (
@@ -152,9 +156,22 @@ def _prepare_environment(place: RankPlace, *, onednn: bool) -> None:
         os.environ.setdefault(name, value)
 
 
+@cache
+def _gather_temporary_files() -> None:
+    """Have the temporary files of this process in one directory, which goes when it has ended.
+
+    TensorFlow writes modules there and runs them; it leaves their byte code, and all of them where
+    it is killed. The next command removes the directory of a killed one.
+    """
+    kept = ExitStack()
+    atexit.register(kept.close)
+    tempfile.tempdir = str(kept.enter_context(scratch_directory()))
+
+
 def import_tensorflow(place: RankPlace, *, onednn: bool = False, xla: bool = False) -> Any:
     """Return TensorFlow with this local rank's GPU; `xla` lets it compile what it can by itself."""
     _prepare_environment(place, onednn=onednn)
+    _gather_temporary_files()
     if xla:
         # Not Keras' jit_compile, which would put Horovod's operations into what XLA compiles.
         given = os.environ.get("TF_XLA_FLAGS", "")
@@ -211,8 +228,6 @@ def _calm_stderr() -> Iterator[None]:
     if os.environ.get("HPCDL_VERBOSE"):
         yield
         return
-    import tempfile
-
     with tempfile.TemporaryFile() as kept:
         sys.stderr.flush()
         original = os.dup(2)

@@ -26,12 +26,17 @@ def test_killed_and_resumed_is_the_same_bits(runs, whole, ranks, resume_ranks):
     """On another number of ranks it is equal within rounding."""
     # Slowed down, so that the moment lies inside the run on a fast machine too.
     words = ("--data", str(runs.digits), *WORDS.split())
-    process = runs.start(*words, "--delay-ms", "25", ranks=ranks, job="killed")
+    temporary = runs.folder / "tmp"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary)} if ranks == 1 else {}
+    process = runs.start(*words, "--delay-ms", "25", ranks=ranks, job="killed", env=env)
     runs.wait_for("checkpoints/step-*.ckpt", "killed")
     time.sleep(random.random() * 0.4)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    done = runs.train(*words, ranks=resume_ranks, job="killed", says="resumed after step")
+    assert ranks > 1 or any(temporary.iterdir()), "TensorFlow's own modules, of a killed run"
+    done = runs.train(*words, ranks=resume_ranks, job="killed", says="resumed after step", **env)
+    assert not [*temporary.iterdir()], "and of one that ended"
     assert 0 < done.result["samples"]["first_step"] < 60
     if ranks == resume_ranks:
         assert done.weights == whole(ranks).weights
