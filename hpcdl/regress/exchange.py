@@ -13,17 +13,18 @@ import json
 import math
 import sqlite3
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
 from hpcdl.regress.formats import Run, read_run
-from hpcdl.regress.history import COLUMNS, TYPES, Result
+from hpcdl.regress.history import TYPES, Result
 from hpcdl.regress.identity import HIGHER, LARGEST, LOWER
 from hpcdl.regress.run_directory import began, is_named_as_run
 from hpcdl.regress.runner import CheckOutcome, Plain, as_data, with_evidence
@@ -380,7 +381,7 @@ def _checked(entry: Mapping[str, Any]) -> Result:
 
     Raises TypeError, ValueError, OverflowError: it is none; the message says why.
     """
-    values = {name: _typed(name, entry.get(name)) for name in COLUMNS}
+    values = {name: _OF_KIND[kind](name, entry.get(name)) for name, kind in TYPES.items()}
     values["time"] = _utc(values["time"])
     if not values["run"] or not values["check_name"] or not values["status"]:
         raise ValueError("run, check_name and status must be given")
@@ -392,6 +393,7 @@ def _checked(entry: Mapping[str, Any]) -> Result:
     return Result(**values)
 
 
+@lru_cache
 def _utc(text: str) -> str:
     """A time in the one form that all of the history has, so that its order is that of time."""
     try:
@@ -405,18 +407,17 @@ def _utc(text: str) -> str:
     return moment.astimezone(timezone.utc).isoformat(timespec="seconds")
 
 
-def _typed(name: str, value: Any) -> Any:
-    kind = TYPES[name]
-    if kind == "str":
-        if isinstance(value, (dict, list)):
-            raise TypeError(f"{name} is no text")
-        return "" if value is None else str(value).encode("utf-8", "replace").decode()
-    if kind == "bool":
-        return value in (True, 1)
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, str) and value.isascii():  # nearly all of a million
+        return value
+    if isinstance(value, (dict, list)):
+        raise TypeError(f"{name} is no text")
+    return "" if value is None else str(value).encode("utf-8", "replace").decode()
+
+
+def _whole(name: str, value: Any) -> int | None:
     if value in (None, ""):
         return None
-    if kind == "float | None":
-        return _finite(name, value)
     if not -(2**63) <= int(value) < 2**63:
         raise ValueError(f"{name} does not fit into 64 bits")
     return int(value)
@@ -424,6 +425,8 @@ def _typed(name: str, value: Any) -> Any:
 
 def _finite(name: str, value: Any) -> float | None:
     """A number that can be counted with; None for a failed measurement and an open bound."""
+    if value in (None, ""):
+        return None
     number = float(value)
     if math.isfinite(number):
         if name == "value" and number and not 1 / LARGEST <= abs(number) <= LARGEST:
@@ -432,3 +435,11 @@ def _finite(name: str, value: Any) -> float | None:
     if name == "value" or number == _OPEN.get(name):
         return None
     raise ValueError(f"{name} is not finite")
+
+
+_OF_KIND: dict[str, Callable[[str, Any], Any]] = {
+    "str": _text,
+    "bool": lambda _, value: value in (True, 1),
+    "int | None": _whole,
+    "float | None": _finite,
+}

@@ -149,14 +149,15 @@ class History:
 
         Raises BadInput: one is dated more than a minute in the future.
         """
-        marks = ", ".join(f":{name}" for name in COLUMNS)
+        marks = ", ".join("?" * len(COLUMNS))
         statement = f"INSERT OR IGNORE INTO results ({', '.join(COLUMNS)}) VALUES ({marks})"  # noqa: S608
         with self._connection:
             before = self._connection.total_changes
             self._connection.executemany(statement, self._rows(results))
             return self._connection.total_changes - before
 
-    def _rows(self, results: Iterable[Result]) -> Iterator[dict[str, object]]:
+    def _rows(self, results: Iterable[Result]) -> Iterator[list[object]]:
+        site = COLUMNS.index("site")
         for result in results:
             if result.time > self._until:
                 raise BadInput(
@@ -165,7 +166,9 @@ class History:
                     hint="set the clock of the machine that wrote it, or of this one; nothing was "
                     "added",
                 )
-            yield {**vars(result), "site": result.site or self._site}
+            row = [*vars(result).values()]
+            row[site] = row[site] or self._site
+            yield row
 
     def results(self) -> Iterator[Result]:
         """All results, oldest first."""
