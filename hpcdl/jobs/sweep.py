@@ -353,7 +353,7 @@ def submit(
         status = {run.id: run for run in _run_statuses(folder, points, manifest, active)}
         wanted, prepared, full = wanted_points(points, [*status.values()], retry), [], ""
         if wanted:
-            limits = client.submit_limits(points[0].spec.qos)
+            limits = client.submit_limits()
             full, tasks = limits.setting, min(TASKS_PER_ARRAY, limits.array_tasks)
             prepared = _prepare(site, folder, wanted[: limits.jobs], modules, running, tasks)
         _ask_first(prepared)
@@ -376,17 +376,25 @@ def _queue_all(
 ) -> str:
     """Queue the arrays in turn until Slurm is full; return what it said then, '' if it was not."""
     queued: list[int] = []
-    for number, (group, script) in enumerate(prepared):
+    dealt = zip(prepared, shares(len(prepared), running), strict=True)
+    for number, ((group, script), share) in enumerate(dealt):
         # Those whose share of `running` it has, as `shares` deals; however they ended.
         slot = queued[number % running :: running] if running else ()
         waits = ":".join(map(str, sorted({*before, *slot})))
         options = (f"--dependency=afterany:{waits}",) if waits else ()
-        try:
-            queued.append(_queue(folder, manifest, status, group, script, options))
-        except BadInput as fault:
-            if not client.is_full(fault):
-                raise
-            return " ".join(fault.details)  # what is queued stays; the same command queues the rest
+        full, tasks = "", len(group.points)
+        while tasks:  # what is queued stays; the same command queues the rest
+            some = replace(group, points=group.points[:tasks])
+            array = f"--array=0-{tasks - 1}" + (f"%{share}" if share else "")
+            try:
+                queued.append(_queue(folder, manifest, status, some, script, (*options, array)))
+                break
+            except BadInput as fault:
+                if not client.is_full(fault):
+                    raise
+                full, tasks = " ".join(fault.details), client.array_room(script, tasks)
+        if full:
+            return full
     return ""
 
 
@@ -409,7 +417,8 @@ def _queue(
         except Unconfirmed:
             raise
         except BaseException:
-            _write(folder, manifest, earlier)
+            status |= earlier
+            _write(folder, manifest, status)
             raise
         _note(status, group, job, token)
         _write(folder, manifest, status)

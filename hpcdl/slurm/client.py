@@ -345,44 +345,42 @@ def is_full(fault: BadInput) -> bool:
     return any(sign in line for line in fault.details for sign in _FULL)
 
 
-class SubmitLimits(NamedTuple):
-    """The limits now: tasks of one array, and more jobs.
+def array_room(script: Path, tasks: int) -> int:
+    """How many tasks of this array Slurm takes now, where limits on jobs kept out `tasks` of them.
 
-    `setting` names what bounds the jobs: slurm.conf's MaxJobCount, or a limit of accounting.
+    It is asked: limits of associations, their parents, QOS and partitions add up, and some are only
+    seen by those whom they do not bind.
     """
+    low = 0
+    while tasks - low > 1:
+        middle = (low + tasks) // 2
+        answer = dry_run(f"--array=0-{middle - 1}", script)
+        low, tasks = (
+            (low, middle) if any(map(answer.stderr.__contains__, _FULL)) else (middle, tasks)
+        )
+    return low
+
+
+class SubmitLimits(NamedTuple):
+    """The limits of slurm.conf now: tasks of one array, more jobs, and what bounds these."""
 
     array_tasks: int
     jobs: int
     setting: str
 
 
-def submit_limits(qos: str | None = None) -> SubmitLimits:
-    """The limits on what this user may submit, where a task of an array counts as a job.
+def submit_limits() -> SubmitLimits:
+    """The limits on what may be submitted, where a task of an array counts as a job.
 
-    Slurm has the last word: limits of parent accounts, and jobs that are hidden from this user,
-    are not counted here.
+    Jobs that are hidden from this user are not counted here.
     """
     settings = config()
     most = int(settings.get("MaxJobCount", "10000"))
-    queued = ask(["squeue", "--all", "--array", "--noheader", "--states=all", "--format=%u %T"])
-    rows = [line.split() for line in queued.stdout.splitlines()]
+    queued = ask(["squeue", "--all", "--array", "--noheader", "--states=all", "--format=%A"])
     # slurmctld stops one below the limit. Then sbatch itself waits, for up to two minutes a call.
-    found = [(most - 1 - len(rows), f"MaxJobCount={most}")]
-    mine = sum(row[0] == user_name() and row[1] in parse.ACTIVE for row in rows)
-    for name, limit in _accounted_limits(qos):
-        found.append((limit - mine, f"{name}={limit}"))
-    room, setting = min(found)
-    return SubmitLimits(max(1, int(settings.get("MaxArraySize", "1001"))), max(0, room), setting)
-
-
-def _accounted_limits(qos: str | None) -> list[tuple[str, int]]:
-    """The limits on submitted jobs of this user's associations and of a QOS, by name."""
-    associations = _accounting("association", f"user={user_name()}", "format=MaxSubmitJobs")
-    found = [("MaxSubmitJobs of the association", limit) for limit in associations]
-    if qos:
-        rows = _accounting("qos", f"name={qos}", "format=MaxSubmitJobsPerUser")
-        found += [(f"MaxSubmitJobsPerUser of the QOS {qos}", limit) for limit in rows]
-    return [(name, int(limit)) for name, limit in found if limit.isdecimal()]
+    room = max(0, most - 1 - len(queued.stdout.splitlines()))
+    tasks = max(1, int(settings.get("MaxArraySize", "1001")))
+    return SubmitLimits(tasks, room, f"MaxJobCount={most}")
 
 
 def cancel(job_ids: Sequence[int]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster.state import read_state
 from hpcdl.cluster.teardown import down
 from hpcdl.system.trust import user_of
 from tests.integration.conftest import HPCDL, need_packages, shell_of
@@ -249,31 +250,44 @@ def test_a_job_that_the_controller_has_forgotten_is_told_from_accounting(account
 
 
 def test_a_sweep_is_split_by_slurms_limits_and_a_rerun_continues(accounted, tmp_path):
+    """MaxArraySize, MaxJobCount, and limits of an association and of a QOS nobody named."""
     conf = Path(accounted.env["SLURM_CONF"])
-    accounted("sacctmgr", "-i", "modify", "user", user_of(os.geteuid()), "set", "MaxSubmitJobs=9")
+    place, me = conf.parents[1], user_of(os.geteuid())
 
     def allow(jobs):
         kept = re.sub(r"\nMax(ArraySize|JobCount)=\d+", "", conf.read_text().rstrip())
         conf.write_text(f"{kept}\nMaxArraySize=4\nMaxJobCount={jobs}\n")
         accounted("scontrol", "reconfigure")
 
-    def sweep():
-        over = ",".join(map(str, range(1, 16)))
+    def limit(*what):
+        accounted("sacctmgr", "-i", "modify", *what)
+
+    def sweep(queued, done, *why):
+        wait_for(lambda: not accounted("squeue", "-h").stdout)
+        over = ",".join(map(str, range(1, 20)))
         words = ("--cpus-per-task", "1", "--launcher", "single", "--name", "limits", "--over")
         shared = ("job", "sweep", "--no-module", "--file", QUICK, "--partition", "cpu")
-        program = ("--", "sh", "-c", "echo {x} >>runs")
-        return accounted.hpcdl(*shared, *words, f"x={over}", *program, check=False)
+        program = ("--", "sh", "-c", "echo {x} >>runs; sleep 1")
+        told = accounted.hpcdl(*shared, *words, f"x={over}", *program, check=False)
+        parts = {f"{done} done": done, f"{queued} queued": queued, "missing": queued + done < 19}
+        assert told.returncode == (6 if why else 0), told.stdout + told.stderr
+        assert all(part in told.stdout for part, count in parts.items() if count), told.stdout
+        assert all(part in told.stderr for part in why), told.stderr
 
+    conf.write_text(f"{conf.read_text().rstrip()}\nAccountingStorageEnforce=limits,qos\n")
+    # It reads this as it starts.
+    os.kill(read_state(place).processes["slurmctld"].pid, signal.SIGTERM)
+    accounted.hpcdl("cluster", "up", "--accounting")
     allow(6)
-    first = sweep()
-    assert first.returncode == 6
-    assert "5 queued, 10 missing" in first.stdout
-    assert "(MaxJobCount=6)" in first.stderr
-    allow(1000)
+    sweep(5, 0, "(MaxJobCount=6)")
     wait_for(lambda: not accounted("squeue", "-h").stdout)
-    second = sweep()
-    assert "5 done, 9 queued, 1 missing" in second.stdout
-    assert "(MaxSubmitJobs of the association=9)" in second.stderr
-    wait_for(lambda: "15 done" in sweep().stdout, 120)
+    allow(1000)
+    limit("user", me, "set", "MaxSubmitJobs=7")
+    sweep(7, 5, "AssocMaxSubmitJobLimit")
+    limit("user", me, "set", "MaxSubmitJobs=-1")
+    limit("qos", "normal", "set", "MaxSubmitJobsPerUser=6")
+    sweep(6, 12, "QOSMaxSubmitJobPerUserLimit", "1 not queued yet")
+    sweep(1, 18)
+    wait_for(lambda: not accounted("squeue", "-h").stdout)
     runs = sorted(Path(accounted.env["HPCDL_HOME"]).glob("*/work/sweeps/limits/points/*/runs"))
-    assert [path.read_text().count("\n") for path in runs] == [1] * 15
+    assert [path.read_text().count("\n") for path in runs] == [1] * 19
