@@ -247,10 +247,11 @@ def test_all_arrays_together_keep_to_the_most_jobs_at_a_time(arrays, running):
 
 def test_arrays_beyond_the_most_jobs_at_a_time_wait_for_those_before_them(site, tmp_path, queue):
     run(site, tmp_path, {"gpus": ["1", "2", "4"]}, running=2)
-    assert queue.options == [(), (), ("--dependency=afterany:101",)]
+    own, after = ("--array=0-0%1",), "--dependency=afterany:101"
+    assert queue.options == [own, own, (after, *own)]
     assert all("--array=0-0%1" in text for text in queue.scripts)
     run(site, tmp_path, {"gpus": ["8"]}, running=2)
-    assert queue.options[3] == ("--dependency=afterany:101:102:103",), "earlier ones still run"
+    assert queue.options[3] == (f"{after}:102:103", "--array=0-0%2"), "earlier ones run"
 
 
 @pytest.mark.parametrize(
