@@ -69,7 +69,6 @@ def _import(args: argparse.Namespace, site: Site, path: Path) -> ExitCode:
 @command(
     "hpcdl check gate --partition p100",
     option("--partition", "NAME", "only this partition", many=True),
-    option("--name", "NAME", "only this check", many=True),
     option("--all", "list every finding, not only their causes"),
 )
 def _gate(args: argparse.Namespace) -> ExitCode:
@@ -80,7 +79,7 @@ def _gate(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     named = site.by_groups(args.partition) if args.partition else ()
     partitions = tuple(partition.label for partition in named)
-    answer = answer_now(site, partitions=partitions, names=tuple(args.name))
+    answer = answer_now(site, partitions=partitions)
     show(args, answer.as_data(), gate_text(answer, every=args.all))
     return ExitCode.OK if answer.open else ExitCode.NO
 

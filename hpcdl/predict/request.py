@@ -85,7 +85,7 @@ class ScalingRequest:
         None,
         **choice(*PRECISIONS, "bf16"),
     )
-    form: str = option(", ".join(FORMS), FORMS[0], **choice(*FORMS))
+    form: str = option(", ".join(FORMS), FORMS[0], **choice(*FORMS), flag=None)
     storage_gbs: float | None = option(
         "read bandwidth of the file system of real images (enough)",
         None,
@@ -437,7 +437,7 @@ def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
     if request.plan and (request.form != FORMS[0] or request.reads):
         raise BadInput(
             "a split transformer exchanges in its own form, and reads no images",
-            hint="leave out --form, and what describes images; zero=3 is FSDP",
+            hint="leave out `form`, and what describes images; zero=3 is FSDP",
         )
     machine = of_partition(request.partition)
     for exchange in request.exchanges:  # links that the site's checks measured

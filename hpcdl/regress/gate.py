@@ -138,14 +138,13 @@ def ask(
     *,
     now: datetime,
     partitions: tuple[str, ...] = (),
-    names: tuple[str, ...] = (),
     execution: ExecutionProfile = CLUSTER,
     rulings: Rulings | None = None,
 ) -> GateAnswer:
     """The gate's answer for the series of a history.
 
-    It is about all partitions and all checks (`names`) by default. `now` is for results that are
-    too old to count; `execution` says by how much nodes differ by chance.
+    It is about all partitions by default. `now` is for results that are too old to count;
+    `execution` says by how much nodes differ by chance.
     """
     history, rulings = history.as_of(now), rulings or Rulings()
     in_history = history.series()
@@ -153,7 +152,6 @@ def ask(
         series: time
         for series, time in in_history.items()
         if (not partitions or series.partition in partitions)
-        and (not names or {series.check, series.name} & {*names})
         and not rulings.is_retired(series, time)
     }
     question = _Question(history, newest, _latest(newest), now, execution.margin, rulings)
@@ -161,9 +159,7 @@ def ask(
     # All series that are measured share the budget of nights that are closed by chance.
     watched = sum(bool(series.metric) for series in in_history)
     findings, accepted = _ruled(question, _of_all(question, alive, watched))
-    findings += _unknown(partitions, {series.partition for series in in_history}, "partition")
-    there = {name for series in in_history for name in (series.check, series.name)}
-    findings += _unknown(names, there, "check")
+    findings += _unknown(partitions, {series.partition for series in in_history})
     over = [series for series in newest if question.silent_days(series) > ENDED_DAYS]
     ended = tuple(series for series in over if not question.is_over(series))
     unsure = {WARNING, POOLED}
@@ -243,11 +239,10 @@ def _latest(newest: dict[Series, str]) -> dict[Series, str]:
     return found
 
 
-def _unknown(asked: tuple[str, ...], there: set[str], what: str) -> list[Finding]:
-    """Return a finding for each requested name that the history does not have."""
-    none = Series("", "", "", "")
+def _unknown(asked: tuple[str, ...], there: set[str]) -> list[Finding]:
+    """Return a finding for each requested partition that the history does not have."""
     return [
-        Finding(none._replace(**{what: name}), "unknown", f"the history has no {what} {name}")
+        Finding(Series("", "", name, ""), "unknown", f"the history has no partition {name}")
         for name in asked
         if name not in there
     ]
@@ -390,18 +385,15 @@ def rulings_of(site: Site) -> Rulings:
     return Rulings(read_accepted(accepted_file(site)), load_references(site))
 
 
-def answer_now(
-    site: Site, *, partitions: tuple[str, ...] = (), names: tuple[str, ...] = ()
-) -> GateAnswer:
+def answer_now(site: Site, *, partitions: tuple[str, ...] = ()) -> GateAnswer:
     """The gate's answer now, from a site's history and what people decided about its series.
 
-    It is about all partitions and all checks (`names`) by default.
+    It is about all partitions by default.
     """
     with read_history(site) as history:
         return ask(
             history,
             partitions=partitions,
-            names=names,
             now=datetime.now(timezone.utc),
             execution=current_or_cluster(),
             rulings=rulings_of(site),
