@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpcdl.cli import main
@@ -152,7 +152,7 @@ def test_75_puts_the_job_back_into_the_queue_up_to_a_cap(tmp_path, restarts, req
 def test_a_task_of_an_array_is_requeued_alone(tmp_path):
     """The last task to start has the id of the array: by that, Slurm would run all of it again."""
     (tmp_path / "arguments").write_text(f"{tmp_path}/point bash -c 'exit 75'\n" * 3)
-    job = Job(tmp_path, array=ArrayOf(3, tmp_path / "arguments", tmp_path))
+    job = Job(tmp_path, "x", array=ArrayOf(3, tmp_path / "arguments", tmp_path))
     assert job.run(SLURM_ARRAY_JOB_ID="4711", SLURM_ARRAY_TASK_ID="2")[0] == 75
     assert [call for call in job.calls if "requeue" in call] == ["scontrol requeue 4711_2"]
 
@@ -287,7 +287,13 @@ ARGUMENT = st.binary(max_size=40).map(
 ) | st.text(alphabet="$`\"'\\!*?[]{}()<>|&;#~=: \n-a\u2028", max_size=10)
 
 
+_WORDS = r"-n --help - a'b a\"b $HOME $(id) `id` !! ~ * a=b a;b a&b #a {a,b} %s \ \' é 😀"
+AWKWARD = [*_WORDS.split(), "", "a b", "a\nb", "a\n", "\x01a", "\x1b[31m", "\x1f", "\x7f", "\r\n"]
+AWKWARD += ["\u2028", "\x85", "\u202e", "\udcff", "'\n'", "x" * 99_999, "'" * 9999, "\n" * 9999]
+
+
 @settings(max_examples=15)
+@example(AWKWARD, AWKWARD[-4])
 @given(st.lists(ARGUMENT, max_size=6), ARGUMENT)
 def test_any_argument_and_any_value_arrive_byte_for_byte(tmp_path_factory, words, value):
     show = 'printf "%s\\0" "$VALUE" "$@"'
@@ -296,6 +302,7 @@ def test_any_argument_and_any_value_arrive_byte_for_byte(tmp_path_factory, words
     code, out, err = job.run()
     assert (code, err) == (0, b"")
     assert out.decode(errors="surrogateescape").split("\0")[:-1] == [value, *words]
+    assert "\x1f" not in (folder / "job.sh").read_bytes().decode(errors="surrogateescape")
 
 
 def test_a_colon_alone_is_no_other_component_of_the_step(tmp_path):

@@ -64,8 +64,11 @@ def run_lint(
         if isinstance(text, BadInput):
             refused.append(text)
             continue
-        name = str(path)
-        _note_of_shell(BatchScript(text, name))
+        name, script = str(path), BatchScript(text, str(path))
+        if not script.is_shell:
+            program = script.interpreter or "nothing"
+            note = f"note: {name}: {program} runs it, so only directives are checked"
+            print(note, file=sys.stderr)
         findings = lint(text, name=name, version=release, cluster=cluster)
         if live:
             findings += _of_sbatch(path)
@@ -92,13 +95,6 @@ def _judged_release(version: str | None) -> SlurmRelease:
         hint = f"--slurm-version {newest} is the nearest"
         raise BadInput(f"the rules end with Slurm {newest}; {release} is newer", hint=hint)
     return release
-
-
-def _note_of_shell(script: BatchScript) -> None:
-    if not script.is_shell:
-        program = script.interpreter or "nothing"
-        note = f"note: {script.name}: {program} runs it, so only directives are checked"
-        print(note, file=sys.stderr)
 
 
 def _of_sbatch(path: Path) -> tuple[LintFinding, ...]:
@@ -176,21 +172,10 @@ def _as_data(version: str, results: ScriptFindings, advice: bool) -> dict[str, A
 
 
 def _row(finding: LintFinding) -> dict[str, Any]:
-    rule = finding.rule
-    return {
-        "rule": rule.id,
-        "severity": rule.severity,
-        "line": finding.line,
-        "also": list(finding.also),
-        "column": finding.column,
-        "width": finding.width,
-        "message": finding.message,
-        "consequence": rule.consequence,
-        "fix": rule.fix,
-        "releases": str(rule.span),
-        "source": rule.source,
-        "proof": rule.proof,
-    }
+    rule, places = finding.rule, ("severity", "line", "also", "column", "width", "message")
+    own = {key: getattr(finding, key) for key in places}
+    said = {"consequence": rule.consequence, "fix": rule.fix, "releases": str(rule.span)}
+    return {"rule": rule.id, **own, **said, "source": rule.source, "proof": rule.proof}
 
 
 # ---- the files ----
