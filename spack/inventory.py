@@ -1,10 +1,10 @@
 """Prints what the active environment holds, as JSON: `spack -e DIR python inventory.py`.
 
-`packages` has one object per package: name, version, hash, prefix, whether it is the machine's
-own, whether it is installed, its licence, the compilers with flags and target that made it, and the
-files that its build fetches. `store` is the
-install tree, `padded` the length its paths are padded to, `repos` the directories of the package
-repositories by namespace. Run by Spack's Python; hpcdl reads the output.
+`packages` has one object per package: its prefix, whether it is installed, and its entry in a
+release's lock: name, version, hash, and as far as known its archive (`url`, `sha256` or `commit`),
+its licence, its prefix where it is the machine's own (`external`), the compilers with flags and
+target that made it. `store` is the install tree, `padded` the length its paths are padded to,
+`repos` the directories of the package repositories by namespace. Run by Spack's Python.
 """
 
 import json
@@ -27,33 +27,16 @@ def licence_of(spec):
     return None
 
 
-def source_of(fetcher):
-    """Where a file comes from and how it is known to be the right one."""
-    url = getattr(fetcher, "url", None)
-    return {
-        "url": str(url) if url else None,
-        "sha256": getattr(fetcher, "digest", None),
-        "commit": getattr(fetcher, "commit", None),
-    }
-
-
-def sources_of(spec):
-    """All that is fetched to build one package: its archive, resources and patches."""
+def archive_of(spec):
+    """Where a package's own archive comes from, and how it is known to be the right one."""
     try:
         package = spec.package
     except spack.repo.RepoError:
-        return []
+        return {}
     if spec.external or not package.has_code:
-        return []
-    found = [source_of(package.fetcher)]
-    for when, resources in getattr(package, "resources", {}).items():
-        if spec.satisfies(when):
-            found += [source_of(resource.fetcher) for resource in resources]
-    for patch in spec.patches:
-        if getattr(patch, "url", None):
-            digest = getattr(patch, "archive_sha256", None) or patch.sha256
-            found.append({"url": patch.url, "sha256": digest, "commit": None})
-    return found
+        return {}
+    names = {"url": "url", "sha256": "digest", "commit": "commit"}
+    return {key: getattr(package.fetcher, name, None) for key, name in names.items()}
 
 
 def compilers_of(spec):
@@ -66,16 +49,19 @@ def compilers_of(spec):
 
 def row_of(spec):
     """One package."""
+    known = {
+        **archive_of(spec),
+        "licence": licence_of(spec),
+        "external": spec.prefix if spec.external else None,
+        "compilers": compilers_of(spec),
+    }
     return {
         "name": spec.name,
         "version": str(spec.version),
         "hash": spec.dag_hash(),
         "prefix": str(spec.prefix),
-        "external": bool(spec.external),
         "installed": bool(spec.installed),
-        "licence": licence_of(spec),
-        "compilers": compilers_of(spec),
-        "files": sources_of(spec),
+        **{key: str(value) for key, value in known.items() if value},
     }
 
 

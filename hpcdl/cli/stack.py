@@ -23,7 +23,7 @@ from hpcdl.system.errors import (
     PartlyDone,
 )
 from hpcdl.system.signals import terminable
-from hpcdl.system.text import StatusLine, duration, paint, table
+from hpcdl.system.text import duration, paint, table
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
@@ -395,9 +395,7 @@ def _build(args: argparse.Namespace) -> ExitCode:
         details = [*first.fault.details, *map(str, others)]
         raise type(first.fault)(first.fault.message, details=details, hint=first.fault.hint)
     existed = [plan.exists for plan in ready]
-    with StatusLine(sys.stderr) as line:
-        made = [_make(plan, line) for plan in ready]
-    _built(made, existed, args)
+    _built([plan.make(progress_teller()) for plan in ready], existed, args)
     if blocked:
         names = ", ".join(name for one in blocked for name in one.partitions)
         raise PartlyDone(
@@ -406,13 +404,6 @@ def _build(args: argparse.Namespace) -> ExitCode:
             hint="what is built can be published; then mend this and run the same command again",
         )
     return ExitCode.OK
-
-
-def _make(plan: ReleasePlan, line: StatusLine) -> Release:
-    """Build one release."""
-    from hpcdl.stack.spack_backend.spack_build import progress
-
-    return plan.make(progress_teller(), progress(line))
 
 
 def _lack(plan: ReleasePlan, *, only_look: bool = False) -> HpcdlError | None:

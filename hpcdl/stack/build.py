@@ -11,7 +11,7 @@ the cache. The same inputs give the same id, and then there is nothing to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from hpcdl import __version__
+from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.site.sections import BACKENDS
 from hpcdl.stack import horovod, tree
@@ -43,6 +43,7 @@ from hpcdl.stack.recipe import (
 )
 from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, digest, read_release, releases_folder
 from hpcdl.stack.resolve import Resolver, find_request
+from hpcdl.stack.resolve_facts import conditions
 from hpcdl.stack.tree import build_slot, new_tree, record_release, require_space, sha256
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
@@ -137,7 +138,7 @@ class BuildPlan(ReleasePlan):
             needs = {cache("uv"): self.recipe.tree_gb, **needs}
         require_space(needs, only_look=only_look)
 
-    def make(self, say: Say, show: Callable[[str, int], None]) -> Release:
+    def make(self, say: Say) -> Release:
         """Build it: see `build`."""
         return build(self, say)
 
@@ -256,6 +257,10 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     for name in recipe.horovod.leave_out if recipe.horovod else ():
         (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
+    for row in facts.load("nvidia_wheels")["links"]:
+        versions = {**recipe.versions, "tensorflow": recipe.tensorflow}
+        if all(condition.holds(versions) for condition in conditions(row["when"])):
+            (packages / "nvidia" / row["link"]).symlink_to(row["to"])
     for name in ("tensorflow", "horovod"):
         prefer_own_libraries(packages / name)
     # The module's hpcdl finds its site by itself: a publish writes the file.

@@ -129,8 +129,8 @@ class ReleasePlan:
         """Raise the same for a release that does not exist yet."""
         raise NotImplementedError
 
-    def make(self, say: Callable[[str], None], show: Callable[[str, int], None]) -> Release:
-        """Build the release, or return it where it exists; `show` is told how far it is."""
+    def make(self, say: Callable[[str], None]) -> Release:
+        """Build the release, or return it where it exists."""
         raise NotImplementedError
 
     def expected(self) -> Release:

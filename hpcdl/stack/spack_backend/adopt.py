@@ -87,7 +87,7 @@ class Adoption(ReleasePlan):
         """Return the JSON values that only an adoption has."""
         return {"environment": str(self.lock.environment), "left_out": list(self.left_out)}
 
-    def expected(self, packages: Sequence[Built] = ()) -> Release:
+    def expected(self, packages: Sequence[PackageRow] = ()) -> Release:
         """The release as it is recorded, once its packages are known."""
         lock = self.lock
         return release_of(
@@ -182,7 +182,7 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
 def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
     """The same with a Spack that is open for the environment."""
     inventory = _inventory(spack, plan.lock.environment)
-    to_run = [package for package in inventory.packages if package.hash in plan.lock.to_run]
+    to_run = [row for row in inventory.packages if row["hash"] in plan.lock.to_run]
     _require_installed(plan.lock, spack, inventory, to_run)
     own, wheel = own_wheel()
     plan = replace(plan, own=own)
@@ -220,21 +220,21 @@ def _inventory(spack: Spack, environment: Path) -> Inventory:
 
 
 def _require_installed(
-    lock: Lock, spack: Spack, inventory: Inventory, to_run: Sequence[Built]
+    lock: Lock, spack: Spack, inventory: Inventory, to_run: Sequence[PackageRow]
 ) -> None:
     """MissingPrerequisite where a package is not there, or the files are of different specs."""
     where = lock.environment
     install = f"spack -e {where} install"
-    if {package.hash for package in to_run} != lock.to_run:
+    if {row["hash"] for row in to_run} != lock.to_run:
         raise MissingPrerequisite(
             f"spack.yaml and spack.lock of {where} are of different specs", hint=install
         )
-    missing = [one for one in to_run if not one.installed or not one.prefix.is_dir()]
+    missing = [row for row in to_run if not row["installed"] or not Path(row["prefix"]).is_dir()]
     if missing:
         raise MissingPrerequisite(
             f"the environment {where} is not wholly installed in {inventory.store}: "
             f"{len(missing)} of {len(to_run)} packages are missing",
-            details=shortened([f"{one.name}@{one.version}" for one in missing]),
+            details=shortened([f"{row['name']}@{row['version']}" for row in missing]),
             hint=f"{install}; where another Spack than {spack.program} did, name that in "
             "HPCDL_SPACK_ROOT",
         )
@@ -255,33 +255,20 @@ _NOT_OURS = {
     "HOME",
     "INFOPATH",
 }
+PackageRow = Mapping[str, Any]
 _IMPORTS = {"jinja2": "py-jinja2", "yaml": "py-pyyaml", "shtab": "py-shtab", "numpy": "py-numpy"}
-
-
-@dataclass(frozen=True)
-class Built:
-    """One package of an environment, as Spack describes it (spack/inventory.py)."""
-
-    name: str
-    version: str
-    hash: str
-    prefix: Path
-    external: bool
-    installed: bool
-    licence: str | None
-    compilers: str
-    files: tuple[Mapping[str, Any], ...]
 
 
 @dataclass(frozen=True)
 class Inventory:
     """A solved environment: its packages, and where Spack keeps them.
 
+    A package has what a release's lock has of it, and `prefix`, `installed` (spack/inventory.py);
     `store` is the install tree, `padded` the length that its paths are padded to, `repos` the
     directories of the package repositories by namespace.
     """
 
-    packages: tuple[Built, ...]
+    packages: tuple[PackageRow, ...]
     store: Path
     padded: int
     repos: Mapping[str, Path]
@@ -291,10 +278,7 @@ def inventory(spack: Spack, environment: Path) -> Inventory:
     """Return Spack's inventory of a solved environment, or raise `CommandFailed`."""
     output = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
     data = json.loads(output.strip().splitlines()[-1])
-    packages = tuple(
-        Built(**{**row, "prefix": Path(row["prefix"]), "files": tuple(row["files"])})
-        for row in sorted(data["packages"], key=lambda row: (row["name"], row["hash"]))
-    )
+    packages = tuple(sorted(data["packages"], key=lambda row: (row["name"], row["hash"])))
     repos = {name: Path(path) for name, path in data["repos"].items()}
     return Inventory(packages, Path(data["store"]), data["padded"], repos)
 
@@ -330,7 +314,7 @@ def make_view(spack: Spack, root: Path, lock: Lock, inventory: Inventory) -> Non
 
 
 def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
-    """Package repositories that go into the release, all but Spack's own, and their places."""
+    """PackageRow repositories that go into the release, all but Spack's own, and their places."""
     names = sorted((lock.namespaces & set(found.repos)) - {"builtin"})
     return {name: Path("spack_repo", *name.split(".")) for name in names}
 
@@ -414,28 +398,17 @@ def _settings(exports: str) -> Iterator[tuple[str, Any]]:
 
 
 def lock_entries(
-    packages: Iterable[Built], run: Collection[str], *, cuda: bool = False
+    packages: Iterable[PackageRow], run: Collection[str], *, cuda: bool = False
 ) -> Iterator[Mapping[str, str]]:
     """The lock of a release: every package, and the wheels that some recipes install.
 
     `run` are the hashes of the packages that it needs to run; their entries say so.
     """
     for package in packages:
-        entry = {"name": package.name, "version": package.version, "hash": package.hash}
-        # The first file is the package's own archive, the others are patches and resources.
-        own = package.files[0] if package.files else {}
-        entry |= {key: str(own[key]) for key in ("url", "sha256", "commit") if own.get(key)}
-        if package.licence:
-            entry["licence"] = package.licence
-        if package.external:
-            entry["external"] = str(package.prefix)
-        if package.compilers:
-            entry["compilers"] = package.compilers
-        if package.hash in run:
-            entry["run"] = "yes"
-        yield entry
+        entry = {key: text for key, text in package.items() if key not in {"prefix", "installed"}}
+        yield {**entry, "run": "yes"} if package["hash"] in run else entry
         try:
-            wheels = wheel_sets(package.name, cuda=cuda)[package.version].get("others", {})
+            wheels = wheel_sets(package["name"], cuda=cuda)[package["version"]].get("others", {})
         except (OSError, KeyError):
             continue
         for name, wheel in wheels.items():

@@ -17,10 +17,7 @@ import json
 import re
 import shlex
 import shutil
-import sys
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +32,6 @@ from hpcdl.stack.spack_backend.environment import Spack, SpackEnvironment, envir
 from hpcdl.stack.tree import require_space
 from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, last_text, shared_lock, write_atomic
-from hpcdl.system.text import StatusLine, duration
 
 _STAMP = ".solved"
 
@@ -65,9 +61,9 @@ class SpackPlan(ReleasePlan):
         solved = lock.is_file() and stamp.is_file() and stamp.read_text() == self.stamp(lock)
         return lock if solved else None
 
-    def make(self, say: Say, show: Show) -> Release:
+    def make(self, say: Say) -> Release:
         """Build it: see `build_spack`."""
-        return build_spack(self, say, show)
+        return build_spack(self, say)
 
     def stamp(self, lock: Path) -> str:
         """Return the digest of a lock file and of its inputs, recipes included."""
@@ -181,17 +177,17 @@ def plan_spack(
     return SpackPlan(site, request, served, wanted, place, files, own_digest())
 
 
-def build_spack(plan: SpackPlan, say: Say, show: Show) -> Release:
+def build_spack(plan: SpackPlan, say: Say) -> Release:
     """Build the planned release, or return it where it exists."""
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
     plan.require_ready()
     say(plan.environment.why)
     with shared_lock(plan.folder / ".lock", wait_seconds=10):
-        return _build(plan, BuildCache.of_site(plan.site), say, show)
+        return _build(plan, BuildCache.of_site(plan.site), say)
 
 
-def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show) -> Release:
+def _build(plan: SpackPlan, cache: BuildCache, say: Say) -> Release:
     where = plan.folders
     spack = open_build(plan, cache)
     spacks.require_unlocked(where.environment)
@@ -204,13 +200,8 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say, show: Show) -> Release:
     env = {}
     if not plan.environment.wheels:  # hpcdl is a package of the compiled stacks only
         env["HPCDL_WHEEL"] = str(own_wheel()[1])
-    say(f"installing with Spack; log: {where.log}")
-    try:
-        install(spack, where, show, env)
-    except PackageFailed:
-        with suppress(HpcdlError):  # the package is what has to be mended
-            cache.fill(spack, where.environment)
-        raise
+    say(f"installing with Spack, which says in {where.log} how far it is")
+    install(spack, where, env)
     cache.fill(spack, where.environment)
     return adopt(adoption, spack, say)
 
@@ -244,11 +235,8 @@ def _solve(plan: SpackPlan, say: Say) -> None:
 _MIRROR = "hpcdl-builds"
 _SHOWN_LINES = 12
 _END = 100_000  # bytes of a package's log in which the last words are looked for
-# What Spack's installer prints of a package: `[ ] hash name@version phase (1s)`, then `[+]` and
-# its prefix, or `[x]` and its log.
+# What Spack's installer prints of a package: `[x] hash name@version failed: its log`.
 _FAILED = re.compile(r"^\[x\] (\w{7}) (\S+) failed(?:: (\S+))?", re.MULTILINE)
-_DONE = re.compile(r"^\[\+\] ", re.MULTILINE)
-_AT_WORK = re.compile(r"^\[ \] \w{7} (\S+ [a-z][a-z ]*[a-z])", re.MULTILINE)
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 
 
@@ -267,28 +255,13 @@ class Folders:
         self.stage = self.build / "stage"
 
 
-Show = Callable[[str, int], None]
-"""Shows what a build does, given the number of packages that are installed so far."""
-
-
-def progress(line: StatusLine) -> Show:
-    """Shows a build's progress on a status line, a new line for each package that is done."""
-    start = time.monotonic()
-
-    def show(text: str, done: int) -> None:
-        took = f"{duration(time.monotonic() - start):>12}"
-        line.show(f"{took}  {text}", key=None if sys.stderr.isatty() else done)
-
-    return show
-
-
 class PackageFailed(HpcdlError):
     """A package did not build (exit code 4)."""
 
     exit_code = ExitCode.COMMAND_FAILED
 
 
-def install(spack: Spack, where: Folders, show: Show, env: Mapping[str, str]) -> None:
+def install(spack: Spack, where: Folders, env: Mapping[str, str]) -> None:
     """Install what the environment's lock holds.
 
     `spack` has the build's own scope; `env` are variables for the recipes.
@@ -296,17 +269,9 @@ def install(spack: Spack, where: Folders, show: Show, env: Mapping[str, str]) ->
     with explain_os_errors(where.build):
         where.stage.mkdir(parents=True, exist_ok=True)
         where.log.unlink(missing_ok=True)
-
-    def watch() -> None:
-        text = where.log.read_text(errors="replace") if where.log.exists() else ""
-        done, at_work = len(_DONE.findall(text)), _AT_WORK.findall(text)
-        show(f"{done} packages installed{f', {at_work[-1]}' if at_work else ''}", done)
-
     words = ("-e", where.environment, "install", "--only-concrete")
-    more = Spack(spack.program, spack.version, spack.scope, {**spack.env, **env})
-    result = more.run(*words, log=where.log, check=False, tied=True, watch=watch)
-    watch()
-    if not result.ok:
+    more = replace(spack, env={**spack.env, **env})
+    if not more.run(*words, log=where.log, check=False, tied=True).ok:
         raise _failure(spack, where)
 
 

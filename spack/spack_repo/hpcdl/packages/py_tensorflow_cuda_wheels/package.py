@@ -60,6 +60,11 @@ class PyTensorflowCudaWheels(Package, PythonExtension):
         wheels = find(self.stage.path, "*.whl")
         python("-m", "pip", "install", "--no-index", "--no-deps", "--no-warn-script-location",
                f"--prefix={prefix}", *wheels)  # fmt: skip
+        # TensorFlow 2.21 opens cuSOLVER from a library whose RUNPATH has no directory of it.
+        if spec.satisfies("@2.21"):
+            nvidia = join_path(prefix, spec["python-venv"].package.platlib, "nvidia")
+            file = join_path("lib", "libcusolver.so.11")
+            symlink(join_path("..", "..", "cusolver", file), join_path(nvidia, "cusparse", file))
 
     def setup_run_environment(self, env: EnvironmentModifications) -> None:
         # XLA looks for ptxas and libdevice here.
