@@ -212,13 +212,13 @@ def _would_sweep(
 
     if args.json:
         scripts = [
-            {"points": [point.id for point in group.points], "script": script.text}
+            {"points": [point.id for point in group], "script": script.text}
             for group, script, *_ in arrays
         ]
         print_json({"directory": folder, "points": _rows(statuses), "arrays": scripts})
     else:
         for group, script, *_ in arrays:
-            print(f"# would submit an array of {len(group.points)}:\n{script.text}")
+            print(f"# would submit an array of {len(group)}:\n{script.text}")
         print(f"# {folder.name}: {summary(statuses)}")
         _name_impossible(statuses)
     return ExitCode.PARTLY if any(one.problem for one in statuses) else ExitCode.OK

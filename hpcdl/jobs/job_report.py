@@ -103,7 +103,9 @@ def as_text(report: JobReport) -> str:
         lines.append(f"{duration(report.seconds)} of training")
     if report.warned:
         lines.append("the time limit was near: the ranks got USR2 (--signal-before says when)")
-    lines += _learnt(report)
+    scores = [f"loss {report.loss:.4g}"] if report.loss is not None else []
+    scores += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
+    lines += [", ".join(scores)] if scores else []
     rows = [
         (f"  {_NAMES.get(name, name)}", f"{part:6.1%}")
         for name, part in report.shares.items()
@@ -113,9 +115,3 @@ def as_text(report: JobReport) -> str:
     advice = [f"  {report.advice}"] if report.advice else []
     head = f"job {report.job_id}: {report.description}{again}"
     return "\n".join([head, *(f"  {line}" for line in lines), *shares, *advice])
-
-
-def _learnt(report: JobReport) -> list[str]:
-    scores = [f"loss {report.loss:.4g}"] if report.loss is not None else []
-    scores += [f"{name} {score:.4g}" for name, score in report.metrics.items() if score is not None]
-    return [", ".join(scores)] if scores else []

@@ -224,7 +224,7 @@ def _values(
         "time": walltime(layout.minutes),
         "signal_seconds": warned,
         "grace": warned * 3 // 4 or _GRACE_SECONDS,
-        "log": _file(str(job_dir / "job.log")) if job_dir else "%x-%j.log",
+        "log": sbatch_value(_literal(job_dir / "job.log")) if job_dir else "%x-%j.log",
         "job_dir": bash_word(str(job_dir)) if job_dir else own_folder,
         "foreseen": job_dir is None,
         "traps": launch.traps(spec) or not spec.signal_before,
@@ -279,7 +279,7 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
         "foreseen": False,
         "arguments": array.arguments,
-        "log": _file(str(array.logs), "/%A_%a.log"),
+        "log": sbatch_value(_literal(array.logs) + "/%A_%a.log"),
         "job_dir": '"${hpcdl_point[0]}"',
         "values": str(array.arguments.with_suffix(f".{environment.NAME}")),
         "program": f'{bash_words(wrapper)} "${{hpcdl_point[@]:1}}"'.lstrip() + data,
@@ -309,12 +309,9 @@ def _preflight(
     return [*options, *([f"--data={spec.data}"] if spec.data else [])]
 
 
-def _file(path: str, pattern: str = "") -> str:
-    """A path as the value of a directive; sbatch expands `%` in it.
-
-    `pattern` is a tail that sbatch shall expand, such as `/%A_%a.log`.
-    """
-    return sbatch_value(path.replace("%", "%%") + pattern)
+def _literal(path: Path) -> str:
+    """A path in which sbatch expands nothing."""
+    return str(path).replace("%", "%%")
 
 
 @cache

@@ -75,6 +75,8 @@ ACTIVE = frozenset({RUNNING, QUEUED})
 MISSING, IMPOSSIBLE = "missing", "impossible"
 Modules = Mapping[str, Module]
 """What the jobs of each partition load."""
+SweepArray = tuple["SweepPoint", ...]
+"""Points that ask Slurm for the same thing, and so share a script: that of the first."""
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,6 @@ class SweepPoint:
     values: Values
     spec: JobSpec
     problem: str = ""
-
-
-@dataclass(frozen=True)
-class SweepArray:
-    """Points that ask Slurm for the same thing, and so share a script."""
-
-    spec: JobSpec
-    points: tuple[SweepPoint, ...]
 
 
 def plan(
@@ -151,7 +145,7 @@ def groups(points: Sequence[SweepPoint], tasks: int = TASKS_PER_ARRAY) -> tuple[
         if not point.problem:
             shared.setdefault(shape(point.spec), []).append(point)
     return tuple(
-        SweepArray(members[0].spec, tuple(members[start : start + tasks]))
+        tuple(members[start : start + tasks])
         for members in shared.values()
         for start in range(0, len(members), tasks)
     )
@@ -167,10 +161,10 @@ def render(
     folder = arguments.parent
     lines = [
         bash_words((str(point_folder(folder, point)), *step_command(point.spec.program)))
-        for point in group.points
+        for point in group
     ]
-    array = ArrayOf(len(group.points), arguments, folder / "logs", running)
-    return render_script(site, group.spec, module, array), "\n".join(lines) + "\n"
+    array = ArrayOf(len(group), arguments, folder / "logs", running)
+    return render_script(site, group[0].spec, module, array), "\n".join(lines) + "\n"
 
 
 def shares(count: int, running: int | None) -> tuple[int | None, ...]:
@@ -356,7 +350,6 @@ def submit(
             limits = client.submit_limits()
             full, tasks = limits.setting, min(TASKS_PER_ARRAY, limits.array_tasks)
             prepared = _prepare(site, folder, wanted[: limits.jobs], modules, running, tasks)
-        _ask_first(prepared)
         known = {row.job_id for row in of_this_cluster(manifest.rows)}
         before = {job for job in active if running and job in known}
         full = _queue_all(folder, manifest, status, prepared, running, before) or full
@@ -382,9 +375,9 @@ def _queue_all(
         slot = queued[number % running :: running] if running else ()
         waits = ":".join(map(str, sorted({*before, *slot})))
         options = (f"--dependency=afterany:{waits}",) if waits else ()
-        full, tasks = "", len(group.points)
+        full, tasks = "", len(group)
         while tasks:  # what is queued stays; the same command queues the rest
-            some = replace(group, points=group.points[:tasks])
+            some = group[:tasks]
             array = f"--array=0-{tasks - 1}" + (f"%{share}" if share else "")
             try:
                 queued.append(_queue(folder, manifest, status, some, script, (*options, array)))
@@ -427,7 +420,7 @@ def _queue(
 
 def _note(status: dict[str, RunStatus], group: SweepArray, job: int | None, token: str) -> None:
     cluster = embedded_cluster()
-    for task, point in enumerate(group.points):
+    for task, point in enumerate(group):
         status[point.id] = status[point.id]._replace(
             state=QUEUED, job_id=job, task=task, token=token, cluster=cluster, exit_code=None
         )
@@ -473,7 +466,8 @@ def preview(
     for number, (group, share) in enumerate(dealt, start=len(list(folder.glob("array-*.sh")))):
         file = folder / f"array-{number:03d}.args"
         # A container brings its own software.
-        module = Module(()) if group.spec.container else modules[group.spec.partition]
+        spec = group[0].spec
+        module = Module(()) if spec.container else modules[spec.partition]
         script, text = render(site, group, module, file, share)
         arrays.append((group, script, file, text))
     return arrays
@@ -482,11 +476,8 @@ def preview(
 def summary(statuses: Sequence[RunStatus]) -> str:
     """`12 points: 7 done, 1 running, 4 queued`."""
     counts = Counter(one.state for one in statuses)
-    parts = [
-        f"{counts[state]} {state}"
-        for state in (DONE, RUNNING, QUEUED, FAILED, MISSING, IMPOSSIBLE)
-        if counts[state]
-    ]
+    order = (DONE, RUNNING, QUEUED, FAILED, MISSING, IMPOSSIBLE)
+    parts = [f"{counts[state]} {state}" for state in order if counts[state]]
     return f"{len(statuses)} points: {', '.join(parts)}"
 
 
@@ -523,31 +514,30 @@ def _prepare(
     running: int | None,
     tasks: int,
 ) -> list[tuple[SweepArray, Path]]:
-    """Write the scripts of what is missing, and the arguments of their tasks."""
+    """Write the scripts of what is missing, and the arguments of their tasks.
+
+    Slurm is asked about each distinct shape; when it refuses one, all is withdrawn.
+    """
     files.make_directory(folder / "logs")  # for its user alone: Slurm follows links to logs
     prepared = []
     for group, script, file, text in preview(site, folder, points, modules, running, tasks):
         path = file.with_suffix(".sh")
         files.clear_leftovers(path, file)
-        for point in group.points:
+        for point in group:
             files.make_directory(point_folder(folder, point))
         files.write_atomic(file, text)
-        environment.keep(path.with_suffix(f".{environment.NAME}"), group.spec.environment)
+        environment.keep(path.with_suffix(f".{environment.NAME}"), group[0].spec.environment)
         files.write_atomic(path, script.text, mode=0o755)
         prepared.append((group, path))
-    return prepared
-
-
-def _ask_first(prepared: Sequence[tuple[SweepArray, Path]]) -> None:
-    """Ask Slurm about each distinct shape; withdraw what was written when it refuses one."""
     try:
-        for script in {id(group.spec): path for group, path in prepared}.values():
-            client.would_run(script)
+        for path in {shape(group[0].spec): path for group, path in prepared}.values():
+            client.would_run(path)
     except BaseException:
-        for _, script in prepared:
+        for _, path in prepared:
             for end in (".sh", ".args", f".{environment.NAME}"):
-                script.with_suffix(end).unlink(missing_ok=True)
+                path.with_suffix(end).unlink(missing_ok=True)
         raise
+    return prepared
 
 
 def _active_arrays(manifest: Manifest) -> dict[int, list[JobRecord]]:

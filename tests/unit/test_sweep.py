@@ -48,8 +48,8 @@ def test_every_combination_is_a_point_and_excluded_ones_are_not(site):
 
 def test_points_that_ask_for_the_same_share_a_script(site):
     points = plan(site, BASE, {"gpus": ["1", "2"], "lr": ["0.1", "0.2", "0.3"]})
-    assert [len(group.points) for group in groups(points)] == [3, 3]
-    assert [len(group.points) for group in groups(points, tasks=2)] == [2, 1, 2, 1]
+    assert [len(group) for group in groups(points)] == [3, 3]
+    assert [len(group) for group in groups(points, tasks=2)] == [2, 1, 2, 1]
     assert len(samples(points)) == 4, "each value is in one"
 
 

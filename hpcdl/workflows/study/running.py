@@ -102,7 +102,7 @@ def scripts(plan: StudyPlan, modules: Modules) -> Iterator[tuple[int, str]]:
     anew = [cell.point for cell in plan.possible]
     running = 1 if plan.scale.single_node else None
     for group, script, *_ in sweep.preview(plan.site, plan.folder, anew, modules, running):
-        yield len(group.points), script.text
+        yield len(group), script.text
 
 
 def wait(plan: StudyPlan) -> Iterator[tuple[RunStatus, ...]]:
