@@ -117,7 +117,8 @@ def _judged(shell: Shell, code: int) -> int:
         raise MissingPrerequisite(message, hint="`hpcdl site gpus` shows what is free") from None
     record, late = None, time.monotonic() + _END_SECONDS
     with suppress(HpcdlError):  # Slurm need not tell how it ended
-        while code and (record := client.job(job)) and record.active and time.monotonic() < late:
+        # A revoked one may end in 0 as well: its program took SIGTERM, or srun waited in vain.
+        while (record := client.job(job)) and record.active and time.monotonic() < late:
             time.sleep(0.2)
     if record and record.state in _ENDED_BY_SLURM:
         raise Stopped(

@@ -56,8 +56,9 @@ def test_a_person_gets_a_prompt_with_variables_of_the_job(slurm):
     os.close(ours)
 
 
-def test_a_job_that_ends_under_an_open_shell_is_named(slurm):
-    program = "scancel $SLURM_JOB_ID; sleep 60"
+@pytest.mark.parametrize("program", ["sleep 60", "trap 'exit 0' TERM; sleep 60 & wait"])
+def test_a_job_that_ends_under_an_open_shell_is_named(slurm, program):
+    program = f"scancel $SLURM_JOB_ID; {program}"
     said = slurm.refused(5, *SHELL, "--", "sh", "-c", program)
     assert "ended while the shell was open: CANCELLED" in said
 

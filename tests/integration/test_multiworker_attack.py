@@ -90,7 +90,7 @@ class Running:
             check=False,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         return done.stdout.strip()
 
