@@ -89,29 +89,33 @@ Keys in **bold** are required.
 
 
 def results() -> str:
-    """docs/results.md: every key of the files that say what came out."""
+    """docs/results.md: every key of the files that say what came out, of jobs and of checks."""
     from hpcdl.results.faults import FaultKind
-    from hpcdl.results.records import EXPECTATION, JOB, PROGRESS, RESULT, VERDICTS
+    from hpcdl.results.records import RESULT, VERDICTS
 
     intro = """\
 # Results, key by key
 
-What jobs and checks leave is JSON with a schema in `hpcdl/results/schemas`. Each file says the
-version of its format, and in `units` what its numbers are counted in. A reader takes what the
-schema allows, which has types and bounds; further keys are kept. `job.json` says what was asked
-for. A key that is **bold** is in every file; units are behind the meaning.
+What jobs and checks leave is JSON. Each file says the version of its format, and in `units` what
+its numbers are counted in. `hpcdl schema result` prints the JSON Schema of `result.json`, with
+types and bounds; so do `verdicts`, `progress` (how far a running job is), `expectation` and
+`request` (`job.json`: what was asked for). A reader takes what the schema allows; further keys are
+kept. A key that is **bold** is in every file; units are behind the meaning.
 """
-    kinds = "".join(f"| `{kind.value}` | {kind.status.value} |\n" for kind in FaultKind)
-    formats = (RESULT, PROGRESS, VERDICTS, EXPECTATION, JOB)
-    pages = ("\n".join(_keys(one.schema, one.name)) + "\n" for one in formats)
+    kinds: dict[str, list[str]] = {}
+    for kind in FaultKind:
+        kinds.setdefault(kind.status.value, []).append(f"`{kind.value}`")
+    told = " ".join(f"{verdict}: {', '.join(names)}." for verdict, names in kinds.items())
+    pages = ("\n".join(_keys(one.schema, one.name)) + "\n" for one in (RESULT, VERDICTS))
     return (
         _MADE.format(source="hpcdl/results")
         + intro
         + "".join(pages)
         + "\n## Kinds of faults\n\nThe verdict follows from the kind. NO-REFERENCE, STALE and "
         + "INSUFFICIENT-DATA can be waived.\nWhat a check of your own says in words is of the "
-        + "kind `check`.\n\n| kind | verdict |\n|---|---|\n"
-        + kinds
+        + "kind `check`.\n\n"
+        + fill(told, 100, break_on_hyphens=False)
+        + "\n"
     )
 
 

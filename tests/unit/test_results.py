@@ -274,6 +274,12 @@ def test_a_measuring_program_writes_what_the_schema_says(tmp_path):
     assert values["outcome"] == outcome("completed")
 
 
+def test_a_command_prints_each_schema(hpcdl):
+    names = ("result", "progress", "verdicts", "expectation", "request")
+    printed = [json.loads(hpcdl("schema", name).out) for name in names]
+    assert printed == [kind.schema for kind in FORMATS]
+
+
 def test_writing_needs_nothing_but_python():
     """Programs on compute nodes import it beside a TensorFlow of whatever age."""
     program = "import sys; from hpcdl.results.records import RESULT; RESULT.data({}); "
