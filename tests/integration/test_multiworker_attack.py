@@ -101,7 +101,7 @@ def iptables(cluster, node, *words):
 
 
 def fence(running):
-    """On the job's nodes, as docs/evidence/tf-server.md has it: from these only, and there by its owner only."""
+    """As docs/evidence/tf-server.md has it: from the job's nodes, and there by its owner only."""
     nodes = [node for node in running.cluster.nodes if node.address in dict(running.ports)]
     ports = ["-p", "tcp", "--dport", PORTS]
     for node in nodes:
