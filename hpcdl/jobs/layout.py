@@ -217,7 +217,7 @@ def _spread(partition: Partition, spec: JobSpec) -> JobSpec:
         each, rest = divmod(spec.tasks, nodes)
         if not rest and spec.nodes in {None, nodes} and spec.tasks_per_node in {None, each}:
             return replace(spec, nodes=nodes if nodes > 1 else spec.nodes, tasks_per_node=each)
-    where = f"{spec.nodes} nodes" if spec.nodes else f"the nodes of '{partition.name}'"
+    where = count_of(spec.nodes, "node") if spec.nodes else f"the nodes of '{partition.name}'"
     raise BadInput(
         f"{spec.tasks} tasks cannot be spread evenly over {where}",
         hint=f"'{partition.name}' has {partition.nodes} nodes that hold {most} tasks each; "

@@ -295,12 +295,6 @@ def layout(site, partition, **asked):
     return plan_on(site, JobSpec(partition, **asked))[1]
 
 
-def refusal(site, partition, **asked):
-    with pytest.raises(BadInput) as caught:
-        layout(site, partition, **asked)
-    return f"{caught.value.message}; {caught.value.hint}"
-
-
 # What is asked: nodes, ranks per node, CPUs per rank, GPUs per node, MB per node, exclusive.
 # K80: 24 cores, 48 CPUs, 8 GPUs, 250 GB. P100: 28, 56, 4, 250. V100: 40, 80, 8, 500. CPU: 332 nodes
 # of 16 cores and 62 GB.
@@ -335,28 +329,6 @@ def test_a_rank_per_gpu_has_its_share(three_generations, pi, partition, asked, e
     found = layout(pi if partition == "cpu" else three_generations, partition, **asked)
     names = "nodes tasks_per_node cpus_per_task gpus_per_node memory_mb exclusive"
     assert attrgetter(*names.split())(found) == expected
-
-
-@pytest.mark.parametrize(
-    ("partition", "asked", "said"),
-    [
-        ("v100", {"gpus": 12}, "2 nodes x 6 (--nodes 2 --gpus-per-node 6), or --gpus 16, or"),
-        ("v100", {"gpus": 12}, "--partition p100"),
-        ("v100", {"gpus": 9}, "3 nodes x 3 (--nodes 3 --gpus-per-node 3), or --gpus 16"),
-        ("v100", {"gpus": 11}, "ask for --gpus 16"),
-        ("v100", {"gpus": 56}, "at most --gpus 48, all of the partition"),
-        ("v100", {"gpus": 10**6}, "not 125000 with 1000000 GPUs; ask for at most --gpus 48"),
-        ("p100", {"gpus": 2, "nodes": 4}, "give --gpus alone, or --nodes and --gpus-per-node"),
-        ("p100", {"gpus": 1, "nodes": 2}, "--gpus 1 cannot be spread evenly over 2 nodes"),
-        ("p100", {"gpus": 4, "cpus_per_task": 15}, "at most --cpus-per-task 14"),
-        ("p10", {"gpus": 1}, "no partition 'p10'; did you mean 'p100'?"),
-        ("cpu", {"gpus": 1}, "'cpu' has no GPUs; partitions with GPUs: k20, k80, p100"),
-        ("cpu", {"nodes": 333}, "'cpu' has 332 nodes, not 333; ask for at most --nodes 332"),
-        ("cpu", {"tasks_per_node": 4, "cpus_per_task": 5}, "at most --cpus-per-task 4"),
-    ],
-)
-def test_what_does_not_fit_is_refused_with_what_does(three_generations, pi, partition, asked, said):
-    assert said in refusal(pi if partition == "cpu" else three_generations, partition, **asked)
 
 
 def test_the_default_time_is_an_hour_or_what_the_partition_allows(three_generations):
