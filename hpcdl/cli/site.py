@@ -97,12 +97,13 @@ def as_data(value: Any) -> Any:
 )
 def _init(args: argparse.Namespace) -> ExitCode:
     """Draft a commented site file from the live Slurm; exit 6 if values are missing."""
-    from hpcdl.site.live import draft, look
-    from hpcdl.system.files import write_atomic
+    from hpcdl.site.live import draft, is_unedited, look
+    from hpcdl.system.files import read_regular, write_atomic
 
     if args.output and args.output.is_dir():
         raise BadInput(f"{args.output} is a directory", hint="name a file in it")
-    if args.output and args.output.exists():
+    kept = args.output and args.output.exists()  # a draft that nobody edited may go
+    if kept and not is_unedited(read_regular(args.output).decode(errors="replace")):
         raise BadInput(f"{args.output} already exists", hint="move it away, or name another file")
     cluster = look()
     drafted = draft(cluster)

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import NamedTuple
 
 from hpcdl import facts
@@ -26,6 +27,7 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.resources import templates
 from hpcdl.system.text import count_of, nearest, one_of
 
+_SEAL = "# Not edited since `hpcdl site init` wrote it, while the rest has the digest "
 _PLUGINS = {
     "SelectType": {"cons_res", "cons_tres", "linear"},
     "TaskPlugin": {"affinity", "cgroup", "none"},
@@ -250,11 +252,23 @@ def draft(cluster: LiveCluster) -> Draft:
         for part in cluster.partitions
         for kind in part.foreign
     ]
-    return Draft(f"{text.rstrip()}\n", tuple(questions))
+    return Draft(_sealed(text), tuple(questions))
 
 
 def _is_usable(part: LivePartition) -> bool:
     return part.nodes > 0 and re.match(NAME, part.name) is not None
+
+
+def _sealed(text: str) -> str:
+    """A draft that ends with its own digest."""
+    body = text.rstrip()
+    return f"{body}\n\n{_SEAL}{sha256(body.encode()).hexdigest()[:16]}\n"
+
+
+def is_unedited(text: str) -> bool:
+    """Whether a file is an unedited draft of hpcdl: `site init` may replace it."""
+    body, seal, _ = text.rpartition(f"\n\n{_SEAL}")
+    return bool(seal) and _sealed(f"{body}\n") == text
 
 
 def _drafted(part: LivePartition) -> LivePartition:

@@ -10,7 +10,7 @@ from hpcdl.jobs.lint import lint
 from hpcdl.results.gpus import model_of_type
 from hpcdl.site import load_site
 from hpcdl.site.free_gpus import gpu_rows, gpus_of_nodes
-from hpcdl.site.live import LiveCluster, compare, describe, draft, plugins_of, reserved
+from hpcdl.site.live import LiveCluster, compare, describe, draft, is_unedited, plugins_of, reserved
 from hpcdl.slurm import parse
 from hpcdl.system.errors import MissingPrerequisite
 from tests.unit import slurm_output as said
@@ -367,6 +367,14 @@ def test_a_reservation_of_all_nodes_is_a_note():
     )
     (note,) = reserved(cluster().partitions, [parse.reservation(line)])
     assert note.startswith("all nodes of 'p100' are reserved by 'maint' from 2026-12-01T06:00:00")
+
+
+def test_only_a_draft_that_nobody_edited_may_be_replaced():
+    text = draft(cluster()).text
+    assert is_unedited(text)
+    assert not is_unedited(text.replace("p100", "p101", 1))
+    assert not is_unedited(text + "private: true\n")
+    assert not is_unedited("schema: 1\n")
 
 
 # Free and busy GPUs from what `scontrol show node -d -o` prints.
