@@ -25,6 +25,7 @@ _SYNTAX = re.compile("Invalid job array specification|Job dependency problem")
 _NO_SYNTAX = re.compile("error opening file|can't be reached")
 _FOREIGN_GRES = re.compile(r"SBATCH.*--gres[= ](?!gpu\b)")
 _LARGE = re.compile(r"SBATCH.*(?:--array[= ]|-a ?).*\d{4}")
+_READ = ("#SBATCH", "#BSUB", "#PBS")
 _OF_THE_TEXT = ("shebang", "dos-line-ends", "nul-character", "byte-order-mark")
 _PIECES = [*" ~$<>()'\"#=,:@%-_012359kKmGgXx.+*[]|&;!{}\\\t"]
 _PIECES += ["${X}", "--", "(1)", "XXX", "$(x)", "-n"]
@@ -33,7 +34,7 @@ _USUAL = """\
 -t 2:00:00|--gres=gpu:v100:2|--gpus-per-node=2|--gpus=2 --gpus-per-task=1|--output=logs/%x-%j.out
 -J "two words"|--mail-type=END,FAIL --mail-user=me@example.org|--exclusive|--hint=nomultithread
 --requeue|-C v100|--dependency=singleton|--array=0-9%2|--export=ALL|--open-mode=append
---signal=B:USR2@60|--no-kill"""
+--signal=B:USR2@60|--no-kill|--segment=2|--oom-kill-step=1|--tres-per-task=cpu=2"""
 
 
 def seeds():
@@ -79,7 +80,7 @@ def errors(text, release):
         f"{one.line}: {one.message}"
         for one in lint(text, name="job.sh", version=release, cluster=LIKE_LIVE)
         if one.severity == "error" and re.match("refused|sbatch refuses", one.rule.consequence)
-        if one.rule.id in _OF_THE_TEXT or lines[one.line - 1].startswith(("#SBATCH", "#BSUB"))
+        if one.rule.id in _OF_THE_TEXT or lines[one.line - 1].startswith(_READ)
     ]
 
 

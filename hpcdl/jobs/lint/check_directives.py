@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from difflib import SequenceMatcher
 from functools import cache
 from typing import Any
@@ -14,16 +15,16 @@ from hpcdl.jobs.lint.options import Option, read_options
 from hpcdl.jobs.lint.parse import CONTINUED, BatchScript, SourceLine, directive_words
 from hpcdl.jobs.lint.shell import names
 from hpcdl.slurm.fits import misfits
+from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.slurm.options import known_options, letters, prefixes
 from hpcdl.slurm.rules import SlurmRelease, Span, all_rules, mpi_plugins, span
-from hpcdl.system.text import nearest, one_of
+from hpcdl.system.errors import BadInput
+from hpcdl.system.text import count_of, nearest, one_of
 
 _LOOKS_LIKE = re.compile(r"#(?:sbatch|slurm|sbtach|sbacth|sabtch)\b(?=[ \t]+-)", re.I | re.A)
 _SWITCHED_OFF = re.compile(r"#[ \t]+SBATCH\b(?=[ \t]+-)")
 """`# SBATCH`, with a blank, is how people switch a directive off, but not all of a script."""
 _DIRECTIVES = ("#SBATCH", "#SLURM")
-_BSUB = re.compile(r"#BSUB\s+-([abdfghiklprstuvwyzA-IK-LN-VX-Z])", re.A)
-"""Options of LSF that sbatch, which reads these lines, refuses."""
 _OTHERS = re.compile(r"#(PBS|BSUB|COBALT|\$)\s+-", re.A)
 _SCHEDULERS = {"PBS": "for PBS", "BSUB": "for LSF", "COBALT": "for Cobalt", "$": "for Grid Engine"}
 _SETUP = {
@@ -106,10 +107,12 @@ def broken_directives(job: Job) -> Iterator[Hit]:
             elif before and re.search(r"\$\{[^}]*\Z", before):
                 detail = f"'{before[:60]}' is not expanded"
             yield at("directive-argument", word, detail)
-    for line in job.script.header if job.script.is_batch else ():
-        if match := _BSUB.match(line.text):
-            detail = f"sbatch also reads #BSUB lines, but has no option -{match[1]}"
-            yield Hit("directive-argument", line.start, len(line.text), detail)
+    for row in load("slurm_values")["foreign_lines"] if job.script.is_batch else ():
+        taken = re.compile(row["pattern"], re.A)
+        for line in job.script.lines if span(row).holds(job.release) else ():
+            if line.text.startswith(row["begins"]) and not taken.fullmatch(line.text):
+                detail = f"sbatch also reads {row['begins']} lines, and does not take this one"
+                yield Hit("directive-argument", line.start, len(line.text), detail)
 
 
 @checks("directive-variable")
@@ -162,7 +165,6 @@ def unknown_options(job: Job) -> Iterator[Hit]:
         name = option.name[:60]
         if option.fact is not None:
             yield from _outside(job, option, option.fact.span, f"--{option.fact.name}")
-            yield from _value_outside_its_span(job, command, option)
         elif option.name not in (plugins or ()):
             if (command, name) not in close:
                 names = {*known_options(command), *(plugins or ())}
@@ -189,16 +191,6 @@ def _outside(job: Job, option: Option, releases: Span, what: str) -> Iterator[Hi
     if not releases.holds(job.release):
         early = releases.since is not None and job.release < releases.since
         yield at("option-unknown" if early else "option-removed", option, f"{what}: {releases}")
-
-
-def _value_outside_its_span(job: Job, command: str, option: Option) -> Iterator[Hit]:
-    if not option.value:
-        return
-    given = {part.partition(":")[0].lower() for part in option.value.split(",")[:50]}
-    for row in load("slurm_rules")["values"]:
-        named = row["option"] == option.name and row["value"].lower() in given
-        if named and command in row.get("commands", (command,)):
-            yield from _outside(job, option, span(row), f"--{option.name}={row['value']}")
 
 
 def _nearest(command: str, name: str, names: Collection[str]) -> str:
@@ -264,14 +256,30 @@ def tasks_that_do_not_add_up(job: Job) -> Iterator[Hit]:
             yield at("tasks-arithmetic", total, f"{total.number} tasks cannot use {nodes} nodes")
 
 
-@checks("count-missing", "count-wanted")
+@checks("nodelist-beyond")
+def more_nodes_than_asked(job: Job) -> Iterator[Hit]:
+    """--nodelist with more nodes than --nodes allows."""
+    for part in job.script.components:
+        named, most = part.last("nodelist"), part.most_nodes
+        if not (named and most) or "/" in named.text or wrong_value(named, job.release):
+            continue
+        with suppress(BadInput):
+            if (nodes := len(set(expand_hostlist(named.text)))) > most:
+                yield at("nodelist-beyond", named, f"{nodes} of {count_of(most, 'node')}")
+
+
+@checks("count-missing", "count-missing-of-nodes", "count-wanted")
 def counts_of_nothing(job: Job) -> Iterator[Hit]:
     """GPUs per task without a number of tasks, memory per GPU without GPUs, and the like."""
-    counted = ("ntasks", "ntasks-per-node", "gpus", "ntasks-per-gpu", "ntasks-per-tres")
+    counted = ("ntasks", "gpus", "ntasks-per-gpu", "ntasks-per-tres")
     for part in job.script.components:
         per_task, per_gpu = part.last("gpus-per-task"), part.last("mem-per-gpu")
-        if per_task and not part.has(*counted) and not (part.has("nodes") and part.nodes):
-            yield at("count-missing", per_task, "the number of tasks or nodes is missing")
+        if (tres := part.last("tres-per-task")) and "gres" in tres.text:
+            per_task = tres
+        nodes, each = part.has("nodes"), part.has("ntasks-per-node")
+        if per_task and per_task.text and not (part.has(*counted) or (nodes and part.nodes)):
+            rule = "count-missing-of-nodes" if each and not nodes else "count-missing"
+            yield at(rule, per_task, "the number of tasks or nodes is missing")
         elif per_gpu and per_gpu.number != 0 and not part.has(*_ASK_FOR_GPUS):
             yield at("count-wanted", per_gpu, "no GPUs are asked for")
         order = part.last("distribution")
@@ -280,6 +288,26 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
         tasks = part.last("ntasks-per-gpu")
         if tasks and not part.has(*_ASK_FOR_GPUS, "ntasks", "nodes"):
             yield at("count-wanted", tasks, "no GPUs or tasks are asked for")
+
+
+@checks("gpus-arithmetic")
+def gpus_that_do_not_add_up(job: Job) -> Iterator[Hit]:
+    """GPUs of the job, of a node and of a task that contradict each other, or --nodes."""
+    for part in job.script.components:
+        asked, least, most = part.request, part.request.nodes, part.most_nodes
+        place = part.last("gpus") or part.last("gpus-per-task")
+        if place is None or len(asked.gpus) > 1 or len(asked.gpus_per_node) > 1:
+            continue
+        total, node = (sum(n for _, n in one) for one in (asked.gpus, asked.gpus_per_node))
+        task, tasks = asked.gpus_per_task or 0, part.number("ntasks")
+        odd = [(a, b) for a, b in ((total, node), (total, task), (node, task)) if b and a % b]
+        if odd:
+            yield at("gpus-arithmetic", place, f"{odd[0][0]} is no multiple of {odd[0][1]}")
+        elif total and node and least and most and not least <= total // node <= most:
+            detail = f"{total} GPUs, {node} a node, are not {part.text('nodes')} nodes"
+            yield at("gpus-arithmetic", place, detail)
+        elif total and task and tasks and total != task * tasks:
+            yield at("gpus-arithmetic", place, f"{total} GPUs are not {tasks} tasks x {task}")
 
 
 @checks("export-comma")
@@ -343,7 +371,7 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
 
 # ---- values ----
 
-_RANGE = re.compile(r"(\d{1,9})(?!\d)[^-:]*-(\d{1,9})(?!\d)", re.A)
+_RANGE = re.compile(r"(\d{1,18})(?!\d)[^-:]*-(\d{1,18})(?!\d)", re.A)
 _MEANT_GB = frozenset((*range(1, 65), 96, 128))
 """Numbers of megabytes that probably mean gigabytes; 100 and 250 occur in small examples."""
 
@@ -371,7 +399,7 @@ def wrong_value(option: Option, release: SlurmRelease) -> str:
         return f"--{option.name} takes no value"
     for releases, pattern, row in _grammar().get(option.name, ()):
         both = _RANGE.match(value) if row.get("ordered") else None
-        ordered = both is None or int(both[1]) <= int(both[2])
+        ordered = both is None or int(both[1]) % 2**32 <= int(both[2]) % 2**32
         if releases.holds(release) and not (ordered and pattern.fullmatch(value[:2000])):
             return f"'{option.text[:60]}' is not {row['expects']}"
     return ""
@@ -417,14 +445,3 @@ def unknown_partitions(job: Job) -> Iterator[Hit]:
                 there = f"{job.cluster.where} has {', '.join(sorted(known)[:8]) or 'none'}"
                 guess = f"did you mean '{close}'?" if close else there
                 yield at("partition-unknown", option, f"'{name[:60]}'; {guess}")
-
-
-@checks("linear-per-task-gres")
-def whole_nodes_only(job: Job) -> Iterator[Hit]:
-    """GPUs of the whole job or per task, where nodes are given out whole."""
-    if job.cluster.sets("SelectType", "linear"):
-        per_task = ("gpus-per-task", "gpus-per-socket", "cpus-per-gpu", "mem-per-gpu")
-        if gpus := job.options.last("gpus"):
-            yield at("linear-per-task-gres", gpus)
-        for _, _, option in job.given(*per_task):
-            yield at("linear-per-task-gres", option)

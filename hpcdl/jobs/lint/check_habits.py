@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hpcdl.jobs.lint.check_signals import main_work
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.shell import names
 
@@ -14,6 +13,7 @@ _TYPOGRAPHIC = re.compile("[\u201c\u201d\u2018\u2019\u00a0\u2013\u2014]")
 _ONE_TASK = re.compile(r"(\d+)(?:-\1)?(?:%\d+)?\Z", re.A)
 """An array of one task."""
 _SHORT = re.compile(r"sleep \d{1,2}s?\Z", re.A)
+_DETACHED = re.compile(r"-[A-Za-z]*d[A-Za-z]*\Z")
 _AT_ONCE = {
     "",
     *names(": [ [[ cd cat date disown echo exit export hostname mkdir printf set test true unset"),
@@ -50,45 +50,16 @@ def bash_for_sh(job: Job) -> Iterator[Hit]:
 
 @checks("background-unawaited")
 def work_that_nobody_waits_for(job: Job) -> Iterator[Hit]:
-    """The last work of a script, in the background, and no wait."""
-    if not job.script.is_batch:
-        return
-    yield from _detached(job)
-    if hit := _left_behind(job):
-        yield hit
-        return
-    work = list(main_work(job, sleeps=True))
-    if not work or not work[-1][0].background:
-        return
-    last, place = work[-1]
-    after = [one for one in job.script.commands if one.start > last.start]
-    own = [one for one in after if not one.within("inner", "substitution")]
-    names = {one.name for one in own if not _SHORT.match(" ".join(w.raw for w in one.words))}
-    waits = any(one.name == "wait" and one.within("function") for one in job.script.commands)
-    if not waits and names <= _AT_ONCE and not last.within("subshell"):
-        yield Hit("background-unawaited", place, len("srun"))
-
-
-def _left_behind(job: Job) -> Hit | None:
-    """`./app &` or `(./app) &` as the last line: whatever it is, Slurm ends it at once."""
-    last = job.script.commands[-1:]
-    for command in last:
-        waits = any(one.name == "wait" for one in job.script.commands)
-        apart = any(scope.kind not in {"subshell", "group"} for scope in command.scopes)
-        own = command.background and not (apart or waits)
-        if own and job.programs_in(command) and command.program not in _AT_ONCE:
-            return at("background-unawaited", command.words[0])
-    return None
-
-
-def _detached(job: Job) -> Iterator[Hit]:
-    """Work in a separate session: `screen -dm`, `tmux new -d`."""
-    last = job.script.commands[-1:]
-    for command in last:
-        words = [word.value for word in command.words]
-        detached = any(re.match(r"-[A-Za-z]*d[A-Za-z]*\Z", word) for word in words)
-        if command.program in {"screen", "tmux"} and detached:
-            yield at("background-unawaited", command.words[0])
+    """The last work of a script, in the background or in a session of its own, and no wait."""
+    outer = [one for one in job.script.commands if not one.within("inner", "substitution")]
+    work = [one for one in outer if one.program not in _AT_ONCE and not _SHORT.match(one.text)]
+    waits = any(one.name == "wait" and one.within("function") for one in outer)
+    for last in work[-1:] if job.script.is_batch and not waits else ():
+        options = (word.value for word in last.words)
+        detached = last.program in {"screen", "tmux"} and any(map(_DETACHED.match, options))
+        background = last.background and last.name != "wait"
+        if (background or detached) and not last.within("condition", "function"):
+            yield at("background-unawaited", last.words[0])
 
 
 @checks("array-one-log")

@@ -23,15 +23,18 @@ _NNODES = re.compile(r"--?(?:nnodes|num[-_]machines)(?:=(.*))?\Z")
 _NODE_RANK = re.compile(r"--?(?:node|machine)[-_]rank(?:=(.*))?\Z")
 _WORKERS = re.compile(r"--(?:num|n)[-_]?workers(?:=(.*))?\Z")
 _ONE_PER_GPU = re.compile(r"horovod|ddp|distributed|torch|deepspeed|lightning|train", re.I)
-_NODELIST = re.compile(r"\"?\$\{?SLURM_(?:JOB_)?NODELIST(?:%%?,\*)?\}?(?::\d+)?\"?\Z", re.A)
-_ECHOED = re.compile(
-    r"\"?\$\(echo +\"?\$\{?SLURM_(?:JOB_)?NODELIST\}?\"?(?: *\| *(?:cut|tr) [^|\[\]]*)?\)\"?\Z",
-    re.A,
+_NODELIST = r"[\"']?\$\{?SLURM_(?:JOB_)?NODELIST\b(?:%%?,\*)?\}?[\"']?"
+_ECHOED = rf"[\"']?(?:\$\(|`) *echo +{_NODELIST}(?: *\| *(?:cut|tr) [^|\[\]\n]*)?[)`][\"']?"
+_AS_LIST = re.compile(
+    r"^[^#\n]*?(?<![\w-])("
+    rf"for +\w+ +in +(?:{_NODELIST}|{_ECHOED})(?= *(?:;|$))"
+    rf"|ssh +(?:-\S+ +)*{_NODELIST}(?=\s)"
+    rf"|(?:-H|--?hosts?|--?master[-_]addr)[= ]{_NODELIST}(?::\d+)?(?=\s|$)"
+    rf"|(?:MASTER_ADDR|MASTER|HEAD_NODE|head_node)=(?:{_NODELIST}|{_ECHOED})(?=\s|;|$)"
+    rf"|echo +{_NODELIST} *>+ *\S*(?:host|machine|node)\S*)",
+    re.A | re.M,
 )
-_INTO_FILE = re.compile(
-    r"echo +\"?\$\{?SLURM_(?:JOB_)?NODELIST\}?\"? *>+ *\S*(?:host|machine|node)\S*", re.A
-)
-_HOSTS = re.compile(r"(?:-H|--?hosts?|--?master[-_]addr)(?:=(.*))?\Z", re.S)
+"""The list of nodes, where names of nodes belong: in a loop, ssh, an option, a variable, a file."""
 _ADDRESS = r"(?:MASTER_ADDR=|--?master[-_]addr[= ]|--?rdzv[-_]endpoint[= ]|tcp://)[\"']?"
 _LOCAL = re.compile(_ADDRESS + r"(?:localhost|127\.0\.0\.1)\b", re.A)
 _OWN_NAME = re.compile(
@@ -42,13 +45,6 @@ _VARIABLE = re.compile(r"(?<!\\)\$(?:([A-Za-z_]\w*)|\{[#!]?([A-Za-z_]\w*))", re.
 _NV = re.compile(
     r"--nv\b|--nvccli|--rocm|--gpus|--device|(?:APPTAINER|SINGULARITY)_NV|NVIDIA_VISIBLE"
 )
-
-
-def launched(job: Job, step: JobStep) -> Iterator[Words]:
-    """The words of each program that a step runs, also behind `bash -c` and in here-documents."""
-    yield from step.programs
-    for command in job.inner(step.command):
-        yield from job.programs_in(command)
 
 
 def _value(words: Words, option: re.Pattern[str]) -> str:
@@ -66,7 +62,7 @@ def launchers_in_launchers(job: Job) -> Iterator[Hit]:
         tasks = job.step_tasks(step)
         if tasks is None or tasks < 2:
             continue
-        for words in launched(job, step):
+        for words in job.launched(step):
             if words[0].program in LAUNCHERS and not any("--version" in one.value for one in words):
                 detail = f"{tasks} tasks each start {words[0].program}"
                 yield at("launcher-nested", step, detail)
@@ -79,7 +75,7 @@ def agents_per_task(job: Job) -> Iterator[Hit]:
     for step in job.script.steps:
         per_node = job.step_tasks_per_node(step)
         several = per_node is not None and per_node > 1 and step.launcher == "srun"
-        for words in launched(job, step) if several else ():
+        for words in job.launched(step) if several else ():
             if is_agent([one.value for one in words]) and _value(words, _COUNTS) != "1":
                 yield at("torchrun-per-task", step, f"{per_node} tasks per node")
                 break
@@ -222,26 +218,8 @@ def _nodes(job: Job, step: JobStep) -> int | None:
 @checks("nodelist-compressed")
 def node_lists_as_lists(job: Job) -> Iterator[Hit]:
     """`for n in $SLURM_NODELIST`, `mpirun -H $SLURM_NODELIST`: one word like p100-[01-02]."""
-    if job.nodes == 1:
-        return
-    for command in job.script.commands:
-        for before, word in pairwise(command.words):
-            option = _HOSTS.match(before.value)
-            own = _HOSTS.match(word.value)
-            named = option is not None and option[1] is None and _NODELIST.match(word.raw)
-            joined = own is not None and own[1] and _NODELIST.match(own[1])
-            listed = _NODELIST.match(word.raw) or _ECHOED.match(word.raw)
-            looped = command.words[0].raw == "for" and before.raw == "in" and listed
-            remote = command.program == "ssh" and _NODELIST.match(word.raw)
-            if named or joined or looped or remote:
-                yield at("nodelist-compressed", word)
-    for match in _INTO_FILE.finditer(job.script.text):
-        if not job.script.text[: match.start()].rpartition("\n")[2].lstrip().startswith("#"):
-            yield Hit("nodelist-compressed", match.start(), len(match[0]))
-    for one in job.script.assigned("MASTER_ADDR", "MASTER", "HEAD_NODE", "head_node"):
-        value = one.raw.partition("=")[2]
-        if _NODELIST.match(value) or _ECHOED.match(value):
-            yield at("nodelist-compressed", one)
+    for match in _AS_LIST.finditer(job.script.text) if job.nodes != 1 else ():
+        yield Hit("nodelist-compressed", match.start(1), len(match[1]))
 
 
 @checks("threads-beyond")

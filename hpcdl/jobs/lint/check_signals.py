@@ -155,6 +155,11 @@ def lost_statuses(job: Job) -> Iterator[Hit]:
     if work and last == ["exit", "0"] and not (commands[-1].scopes or seen or strict):
         yield at("status-lost", commands[-1].words[0])
     starts = [step.start for step in work if step.background and not _serves(step)]
+    # The number of a process that is kept, and never looked at: it was to be waited for.
+    unread = any(
+        one.value == "$!" and script.text.count(one.name) == len(script.assigned(one.name))
+        for one in script.assignments
+    )
     careful = any(command.name == "wait" and len(command.words) > 1 for command in commands)
     for command, after in pairwise([*commands, None]):
         if command is None or command.name != "wait" or len(command.words) > 1:
@@ -164,7 +169,7 @@ def lost_statuses(job: Job) -> Iterator[Hit]:
         asked = after is not None and any(
             "$?" in word.raw for word in (*after.assignments, *after.words)
         )
-        if asked:
+        if asked or unread:
             yield at("wait-status", command.words[0])
         elif not careful:
             yield at("status-lost", command.words[0])

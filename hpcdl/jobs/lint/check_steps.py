@@ -10,18 +10,7 @@ from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import JobStep
 from hpcdl.jobs.lint.shell import Word, names
 
-_INTERPRETER = re.compile(r"(?:python[\d.]*|(?:ba|da|k|z)?sh)\Z", re.A)
-_RANKS = re.compile(
-    r"\b(?:python[\d.]*(?!\s+-c)|torchrun|accelerate|deepspeed|(?:node|local)?_?rank|train\w*)\b|\.py\b",
-    re.I | re.A,
-)
-"""In the words of a step: ranks that wait for each other, and that no MPI ends."""
-_TRAINING = re.compile(r"torchrun|accelerate|deepspeed|rank\b|train|ddp", re.I)
-"""The same without GPUs, where Python's ranks may as well share out work, or abort by MPI."""
-_TF_SERVER = re.compile(
-    r"\bTF_CONFIG=|\b(MultiWorkerMirrored|ParameterServer)Strategy\b|--launcher[= ]multiworker\b",
-    re.A,
-)
+_PYTHON = re.compile(r"(?:python[\d.]*|torchrun|accelerate|deepspeed)\Z", re.A)
 _OF_THE_SHELL = {"module", "source", ".", "export", "set", "eval", "shopt", "alias"}
 _SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
 """`sleep 5; echo`; a first word with a slash may be a path with a blank in it."""
@@ -75,31 +64,17 @@ def _set_for(job: Job, name: str) -> bool:
     return any(one.exported for one in job.script.assigned(name))
 
 
-@checks("srun-cpus-per-task-ignored")
+@checks("srun-cpus-per-task-ignored", "cpus-per-task-mismatch")
 def cpus_by_variable(job: Job) -> Iterator[Hit]:
-    """CPUs per task set by a variable, where srun reads another variable."""
-    asked, own = job.options.has("cpus-per-task"), job.options.text("cpus-per-task")
-    relying = any(
-        not (step.options.has("cpus-per-task") or _unbound(step)) for step in _launches(job)
-    )
-    for one in job.script.assigned("SRUN_CPUS_PER_TASK") if relying else ():
-        same = one.value == own or "SLURM_CPUS_PER_TASK" in one.value
-        if not (asked and same):
+    """CPUs per task in a variable that srun no longer reads, or in one that has to agree."""
+    own, agreed = job.options.text("cpus-per-task"), "SLURM_TRES_PER_TASK" in job.script.text
+    started = (step.options for step in job.sruns if not (step.asks or step.options.opaque))
+    relying = any(not options.has("cpus-per-task", "cpu-bind") for options in started)
+    for one in job.script.assigned("SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK") if relying else ():
+        same = bool(own) and (one.value == own or "SLURM_CPUS_PER_TASK" in one.value)
+        if one.name == "SRUN_CPUS_PER_TASK" and not same:
             yield at("srun-cpus-per-task-ignored", one)
-
-
-@checks("cpus-per-task-mismatch")
-def cpus_changed(job: Job) -> Iterator[Hit]:
-    """SLURM_CPUS_PER_TASK set to something else: every srun without its own dies, brief or not."""
-    asked, own = job.options.has("cpus-per-task"), job.options.text("cpus-per-task")
-    started = (step for step in job.sruns if not (step.asks or step.options.opaque))
-    if all(step.options.has("cpus-per-task") for step in started):
-        return
-    unset = any("SLURM_TRES" in word for word in job.script.words_of("unset"))
-    if unset or job.script.assigned("SLURM_TRES_PER_TASK"):
-        return
-    for one in job.script.assigned("SLURM_CPUS_PER_TASK"):
-        if asked and one.value != own and "SLURM_CPUS_PER_TASK:-" not in one.value:
+        elif own and not (same or agreed):
             yield at("cpus-per-task-mismatch", one)
 
 
@@ -115,59 +90,30 @@ def lines_of_the_shell(job: Job) -> Iterator[Hit]:
             yield at("step-of-shell", first)
 
 
-@checks("cpu-bind-rank")
-def rank_binding(job: Job) -> Iterator[Hit]:
-    """Binding by rank, which newer releases ignore."""
-    for step in job.sruns:
-        option = step.options.last("cpu-bind")
-        if option and _cpu_bind(step) in {"rank", "rank_ldom"}:
-            yield at("cpu-bind-rank", option)
-
-
 @checks("kill-on-bad-exit")
 def survivors_hang(job: Job) -> Iterator[Hit]:
-    """A step of many ranks that continues without one of them."""
+    """A step of many ranks of Python, which no MPI ends, that continues without one of them."""
     always = job.cluster.sets("KillOnBadExit", "1") or _set_for(job, "SLURM_KILL_BAD_EXIT")
-    if always or not job.script.is_batch:
-        return
+    if always or not job.script.is_batch or job.options.has("array"):
+        return  # the parts of an array share out work, one by one
     mpirun = len(job.sruns) < len(job.script.steps)
     for step in _launches(job):
-        if mpirun and step.command.background:
-            continue  # It serves the ranks, which mpirun starts.
-        mpi = step.options.last("mpi")
-        tasks = job.step_tasks(step)
-        together = job.has_gpus or (mpi is not None and mpi.text != "none")
-        # The parts of an array share out work, one by one.
-        counted = mpi is None and tasks is not None and not job.options.has("array")
-        alone = counted and _INTERPRETER.match(step.program)
-        words = " ".join(word.raw for word in step.options.rest)
-        ranks = _RANKS.search(words) if together else _TRAINING.search(words)
-        ends = tasks == 1 or step.options.has("kill-on-bad-exit", "wait")
-        if ranks and (together or alone) and not ends:
+        tasks, options = job.step_tasks(step), step.options
+        python = any(_PYTHON.match(words[0].program) for words in job.launched(step))
+        # It serves the ranks, which mpirun starts.
+        apart = options.text("mpi") == "none" or (mpirun and step.command.background)
+        ends = tasks == 1 or options.has("kill-on-bad-exit", "wait")
+        if python and (job.has_gpus or tasks) and not (apart or ends):
             yield at("kill-on-bad-exit", step)
 
 
-@checks("horovodrun", "horovod-elastic")
+@checks("horovodrun")
 def horovod_launcher(job: Job) -> Iterator[Hit]:
-    """horovodrun, and its elastic mode."""
-    elastic = ("--min-np", "--max-np", "--host-discovery-script", "--min-num-proc")
-    for step in job.script.steps if job.nodes != 1 else ():  # On one node it needs no ssh.
-        words = [w for w in step.command.words if w.raw.partition("=")[0] in elastic]
+    """horovodrun, which starts ranks of other nodes by ssh."""
+    for step in job.script.steps if job.nodes != 1 else ():
         local = any(word.raw.startswith("localhost") for word in step.options.rest)
         if step.launcher == "horovodrun" and not local:
-            yield at("horovod-elastic", words[0]) if words else at("horovodrun", step)
-
-
-@checks("tf-server-shared")
-def servers_for_everybody(job: Job) -> Iterator[Hit]:
-    """TensorFlow's server, which asks for no password, on nodes that others use, too."""
-    if not job.script.is_batch or job.options.has("exclusive"):
-        return
-    for line in job.script.lines:
-        found = _TF_SERVER.search(line.text)
-        if found and not line.text.lstrip().startswith("#"):
-            yield Hit("tf-server-shared", line.start + found.start(), len(found.group()))
-            return
+            yield at("horovodrun", step)
 
 
 # ---- GPUs: how they are asked for, bound to tasks and shown to them ----
@@ -194,13 +140,17 @@ def gpus_asked_twice(job: Job) -> Iterator[Hit]:
     """--gpus-per-node with --gres=gpu: in one command, or from the job into a step."""
     per_node_job = job.options.has("gpus-per-node") and not job.heterogeneous
     for command, options in job.commands_at():
-        gres = [one.option for one in options.gpus if one.option.name == "gres"]
-        if gres and options.has("gpus-per-node"):
-            yield at("gpu-flag-pair", gres[-1])
-            yield at("gpu-flag-twice", gres[-1])
-        elif gres and command == "srun" and per_node_job:
+        gres = options.last("gres")
+        # Of gpumem:32G, too, Slurm says that it is gpu.
+        if gres is None or not re.search(r"(?:^|[,:/])gpu", gres.text):
+            continue
+        if options.has("gpus-per-node"):
+            yield at("gpu-flag-pair", gres)
+            if any(one.option is gres for one in options.gpus):
+                yield at("gpu-flag-twice", gres)
+        elif command == "srun" and per_node_job:
             detail = "the job's --gpus-per-node reaches srun as SLURM_GPUS_PER_NODE"
-            yield at("gpu-flag-pair", gres[-1], detail)
+            yield at("gpu-flag-pair", gres, detail)
 
 
 @checks("gpu-type-mixed")

@@ -26,7 +26,6 @@ from hpcdl.slurm.fits import Cluster, PartitionLimits
 from hpcdl.slurm.rules import SlurmRelease, all_rules
 
 _WAIVER = re.compile(r"#[ \t]*hpcdl-lint:[ \t]*allow(?:-file)?[ \t]+(\S+)")
-_REPEATED = re.compile(r"\$\{?SLURM_(NTASKS|NTASKS_PER_NODE|GPUS_PER_NODE)\}?")
 _ONE_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)\}?", re.A)
 
 
@@ -102,8 +101,14 @@ class Job:
         for one in self.script.commands[self._places[id(command)] + 1 :]:
             if len(one.scopes) <= depth or one.scopes[:depth] != command.scopes:
                 return
-            if one.scopes[depth].kind == "inner":
+            if one.scopes[depth] == "inner":
                 yield one
+
+    def launched(self, step: JobStep) -> Iterator[tuple[Word, ...]]:
+        """The words of each program of a step, also behind `bash -c` and in here-documents."""
+        yield from step.programs
+        for command in self.inner(step.command):
+            yield from self.programs_in(command)
 
     def parent(self, command: ShellCommand) -> ShellCommand:
         """The command that runs the inner script which has this one; itself where none does."""
@@ -170,7 +175,7 @@ class Job:
     def step_tasks(self, step: JobStep) -> int | None:
         """Tasks of a step: its own options, else the job's."""
         if step.options.has("ntasks"):
-            return self._number(step, "ntasks")
+            return self.number(step.options.text("ntasks"))
         if step.options.has("nodes", "ntasks-per-node"):
             given = (*self.options.given, *step.options.given)
             return Options(tuple(one for one in given if one.name != "ntasks")).tasks
@@ -179,17 +184,10 @@ class Job:
     def step_tasks_per_node(self, step: JobStep) -> int | None:
         """Tasks of a step on each node: its own options, else the job's."""
         if step.options.has("ntasks-per-node"):
-            return self._number(step, "ntasks-per-node")
+            return self.number(step.options.text("ntasks-per-node"))
         if step.options.number("ntasks") == 1:
             return 1
         return None if step.options.has("ntasks", "nodes") else self.tasks_per_node
-
-    def _number(self, step: JobStep, name: str) -> int | None:
-        """Return a step's number, from digits or the variable that repeats the job's option."""
-        repeated = None if self.heterogeneous else _REPEATED.fullmatch(step.options.text(name))
-        if repeated is None:
-            return step.options.number(name)
-        return self.options.number(repeated[1].lower().replace("_", "-"))
 
     @property
     def appends(self) -> bool:

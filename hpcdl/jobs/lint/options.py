@@ -125,6 +125,12 @@ class Options:
         return int(match[1]) if match and match[2] in {None, match[1]} else None
 
     @property
+    def most_nodes(self) -> int | None:
+        """The most nodes that --nodes allows; None where it names none, or another form."""
+        match = _NODES.match(self.text("nodes"))
+        return int(match[2] or match[1]) if match else None
+
+    @property
     def tasks_per_node(self) -> int | None:
         """Tasks on each node."""
         total, nodes = self.number("ntasks"), self.nodes
@@ -174,7 +180,7 @@ class Options:
             (gpus.number for gpus in asked if gpus.option.name == "gpus-per-task"), None
         )
         return ResourceRequest(
-            nodes=self._least_nodes,
+            nodes=int(least[1]) if (least := _NODES.match(self.text("nodes"))) else None,
             tasks=self.tasks,
             tasks_per_node=self.tasks_per_node,
             cpus_per_task=self.number("cpus-per-task"),
@@ -191,12 +197,6 @@ class Options:
             qos=self.text("qos"),
             last_of_array=int(array[1]) if array else None,
         )
-
-    @property
-    def _least_nodes(self) -> int | None:
-        """The fewest nodes that --nodes allows."""
-        match = _NODES.match(self.text("nodes"))
-        return int(match[1]) if match else None
 
 
 def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -> Options:

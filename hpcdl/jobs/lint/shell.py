@@ -41,7 +41,15 @@ _ASSIGNED = {"command", "variable_assignment", "variable_assignments"}
 _COMMANDS = {"command", "declaration_command", "unset_command", "test_command"}
 _SUBSTITUTIONS = {"command_substitution", "process_substitution"}
 _EXPRESSIONS = {"binary_expression", "unary_expression", "parenthesized_expression"}
-_Scopes = tuple["Scope", ...]
+_SCOPES = {
+    "while_statement": "loop",
+    "subshell": "subshell",
+    "compound_statement": "group",
+    "case_item": "case",
+}
+_Scopes = tuple[str, ...]
+"""The constructs around a command, outermost first: loop, condition, branch, case, group, subshell,
+function, substitution, or inner (the text behind `bash -c`)."""
 
 
 class Word(NamedTuple):
@@ -82,17 +90,6 @@ def unquote(raw: str) -> str:
     return "".join(parts)
 
 
-class Scope(NamedTuple):
-    """A construct around commands.
-
-    `kind` is loop, condition, then, else, case, arm, group, subshell, function, substitution
-    or inner (the text after `bash -c`). `name` is a function's.
-    """
-
-    kind: str
-    name: str = ""
-
-
 @dataclass(frozen=True)
 class ShellCommand:
     """A simple command: assignments before it, its words, and how it runs.
@@ -113,6 +110,11 @@ class ShellCommand:
         return (self.assignments or self.words)[0].start
 
     @property
+    def text(self) -> str:
+        """Its words as written, with a blank between them."""
+        return " ".join(word.raw for word in self.words)
+
+    @property
     def name(self) -> str:
         """The command's own word, unquoted; empty for bare assignments."""
         return self.words[0].value if self.words else ""
@@ -124,7 +126,7 @@ class ShellCommand:
 
     def within(self, *kinds: str) -> bool:
         """Whether one of the constructs around it is of these kinds."""
-        return any(scope.kind in kinds for scope in self.scopes)
+        return any(scope in kinds for scope in self.scopes)
 
 
 @cache
@@ -179,7 +181,8 @@ class Reading:
             visit(node, scopes, depth)
 
     def _visit(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        self._statements(node.children, scopes, depth)
+        inside = (*scopes, _SCOPES[node.type]) if node.type in _SCOPES else scopes
+        self._statements(node.children, inside, depth)
 
     def _mark(self, start: int, **how: Any) -> None:
         """Say how all commands from `start` on run."""
@@ -226,7 +229,7 @@ class Reading:
         last = words[unwrap(words)[-1] :] if words else []
         reads = last[:1] and last[0].rpartition("/")[2] in SHELLS and set(last[1:]) <= {"-s", "-"}
         if reads and self._inner:
-            inside = (*scopes, Scope("inner"))
+            inside = (*scopes, "inner")
             text, base = self._text[body.start_byte : body.end_byte], self._base + body.start_byte
             self.commands += Reading(text, base, inside, self._inner - 1).commands
 
@@ -246,7 +249,7 @@ class Reading:
         self.commands.append(ShellCommand(tuple(words[:before]), tuple(words[before:]), scopes))
         for part in parts:
             self._substitutions(part, scopes, depth)
-        self._inner_scripts(words[before:], (*scopes, Scope("inner")))
+        self._inner_scripts(words[before:], (*scopes, "inner"))
 
     def _words(self, parts: Sequence[Node]) -> list[Word]:
         """Words as written: what touches is one."""
@@ -264,7 +267,7 @@ class Reading:
             return
         for child in node.children:
             if child.type in _SUBSTITUTIONS:
-                self._statements(child.children, (*scopes, Scope("substitution")), depth + 1)
+                self._statements(child.children, (*scopes, "substitution"), depth + 1)
             elif child.child_count:
                 self._substitutions(child, scopes, depth + 1)
 
@@ -289,58 +292,34 @@ class Reading:
         heads = [one for one in node.children if one.end_byte <= first and one.type != ";"]
         self._head(heads, scopes, depth)
         if body is not None:
-            self._statements(body.children, (*scopes, Scope("loop")), depth)
+            self._statements(body.children, (*scopes, "loop"), depth)
 
     def _on_if_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        inside = (*scopes, Scope("condition"))
-        branch: list[Node] = []
-        for child in node.children:
-            if child.type in {"then", "elif_clause", "else_clause", "fi"}:
-                self._statements(branch, inside, depth)
-                branch = []
-            if child.type == "then":
-                inside = (*scopes, Scope("then"))
-            elif child.type in {"elif_clause", "else_clause"}:
-                self._statement(child, scopes, depth + 1)
-            else:
-                branch.append(child)
-        self._statements(branch, inside, depth)
+        nodes = node.children
+        then = next((at for at, one in enumerate(nodes) if one.type == "then"), 0)
+        self._statements(nodes[:then], (*scopes, "condition"), depth)
+        self._statements(nodes[then:], (*scopes, "branch"), depth)
 
     def _on_case_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        inside = (*scopes, Scope("case"))
         items = [one for one in node.children if one.type in {"case_item", "ERROR"}]
         first = items[0].start_byte if items else node.end_byte
-        self._head([one for one in node.children if one.end_byte <= first], inside, depth)
-        for item in items:
-            self._statement(item, inside, depth + 1)
-
-    def _on_case_item(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        values = node.children_by_field_name("value")
-        body = [one for one in node.children if one not in values]
-        self._statements(body, (*scopes, Scope("arm")), depth)
+        self._head([one for one in node.children if one.end_byte <= first], scopes, depth)
+        self._statements(items, scopes, depth)
 
     def _on_function_definition(self, node: Node, scopes: _Scopes, depth: int) -> None:
         if body := node.child_by_field_name("body"):
-            name = node.child_by_field_name("name")
-            text = self._text[name.start_byte : name.end_byte] if name else ""
-            inside = (*scopes, Scope("function", text))
-            self._statements(body.children, inside, depth)
-
-    def _on_subshell(self, node: Node, scopes: _Scopes, depth: int) -> None:
-        kinds = {"else_clause": "else", "while_statement": "loop", "subshell": "subshell"}
-        self._statements(node.children, (*scopes, Scope(kinds[node.type])), depth)
+            self._statements(body.children, (*scopes, "function"), depth)
 
     def _on_compound_statement(self, node: Node, scopes: _Scopes, depth: int) -> None:
         """`{ ... }`, or `((...))`, which is one command."""
         if node.children[:1] and node.children[0].type == "((":
             self._head([node], scopes, depth)
         else:
-            self._statements(node.children, (*scopes, Scope("group")), depth)
+            self._visit(node, scopes, depth)
 
     _on_pipeline = _on_list
     _on_c_style_for_statement = _on_for_statement
     _on_elif_clause = _on_if_statement
-    _on_else_clause = _on_while_statement = _on_subshell
 
 
 def _parts(node: Node) -> Iterator[Node]:

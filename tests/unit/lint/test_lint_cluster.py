@@ -66,14 +66,6 @@ def test_a_site_file_says_partitions_and_what_they_have():
     assert "has no v100 GPUs" in found("-p p100 --gpus-per-node=v100:1", cluster)["partition-limit"]
 
 
-@pytest.mark.parametrize("asked", ["--ntasks=1 --gpus-per-task=1", "--gpus=2"])
-def test_select_linear_refuses_gpus_per_task_or_job_where_the_site_says_so(asked):
-    linear = Cluster(settings={"SelectType": "select/linear"})
-    assert "linear-per-task-gres" in found(asked, linear)
-    for other in (found(asked, linear, "23.11"), found(asked, Cluster())):
-        assert "linear-per-task-gres" not in other
-
-
 def test_options_of_plug_ins_are_known_from_the_site(tmp_path, hpcdl):
     script, site = tmp_path / "job.sh", tmp_path / "site.yaml"
     script.write_text("#!/bin/bash\n#SBATCH --ntasks=1 --image=docker:x\npython a.py\n")

@@ -123,10 +123,10 @@ def test_constructs_around_a_command_are_known():
     text = (
         'case "$R" in 0|1) a;; *) b; esac; while c; do d; done; if [ $x = 1 ]; then e; else f; fi'
     )
-    kinds = {one.name: [scope.kind for scope in one.scopes] for one in Reading(text).commands}
-    assert kinds["a"] == kinds["b"] == ["case", "arm"]
+    kinds = {one.name: list(one.scopes) for one in Reading(text).commands}
+    assert kinds["a"] == kinds["b"] == ["case"]
     assert kinds["c"] == kinds["d"] == ["loop"]
-    assert (kinds["e"], kinds["f"]) == (["then"], ["else"])
+    assert (kinds["e"], kinds["f"]) == (["branch"], ["branch"])
 
 
 def test_a_step_is_found_behind_wrappers_and_in_variables():

@@ -66,10 +66,7 @@ def test_a_defect_is_found_where_its_rule_holds_and_nothing_else_is(path):
 
 def test_every_rule_that_a_script_can_show_has_a_fixture_named_for_it():
     built = {"dos-line-ends", "nul-character", "partition-limit", "ntasks-per-gpu-pends"}
-    built |= {
-        "linear-per-task-gres",
-        "sbatch-refuses",
-    }  # test_lint_cluster.py, as are the names of a cluster:
+    built |= {"sbatch-refuses"}  # test_lint_cluster.py, as are the names of a cluster:
     built |= {f"{one}-unknown" for one in ("partition", "account", "qos", "gres", "feature")}
     wanted = {one.id for one in all_rules() if one.lint} - built - WAIVERS
     assert wanted <= {path.stem for path in FIXTURES}

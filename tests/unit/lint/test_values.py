@@ -52,7 +52,8 @@ def test_a_value_is_taken_where_the_real_sbatch_takes_it(release):
         ("dependency", "afterok:7,afterok:8?afterok:9", "25.11", "25.05"),
         ("get-user-env", "60L", "25.05", "24.11"),
         ("gpus", "-switches=1@x", "24.11", "22.05"),
-        ("gpu-freq", "", "24.11", "22.05"),
+        ("gpu-bind", "nx", "23.11", "23.02"),
+        ("segment", "x", "24.05", "23.11"),
     ],
 )
 def test_between_those_the_sources_say_where_a_value_came_or_went(option, value, refused, taken):
