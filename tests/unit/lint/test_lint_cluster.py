@@ -62,7 +62,7 @@ def test_the_nearest_name_is_suggested_else_some_are_shown():
 
 def test_a_site_file_says_partitions_and_what_they_have():
     cluster = cluster_of(load_site(MATRIX))
-    assert cluster.partitions == {"p100", "cpu"}
+    assert cluster.partitions == {"p100", "cpu", "alone"}
     assert "has no v100 GPUs" in found("-p p100 --gpus-per-node=v100:1", cluster)["partition-limit"]
 
 
