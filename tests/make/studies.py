@@ -8,6 +8,7 @@ from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import run_statuses
 from hpcdl.workflows.study import running
 from hpcdl.workflows.study.cells import make_plan
+from hpcdl.workflows.study.measurements import note_run, noted_run
 from tests.make.results import trained
 from tests.make.sites import shipped
 
@@ -63,12 +64,15 @@ def finish(plan, rates, of=ALL, **changes):
             result = trained(cell.gpus, rates[cell.gpus], **changes)
             (cell.results / "result.json").write_text(json.dumps(result))
             (cell.results / "exit_code").write_text("0\n")
+    if not noted_run(plan.folder).others:
+        note_run(plan, {"0": 0.0})
     return plan
 
 
-def on_two_cores(plan, load=0):
-    """Note the machine that the jobs ran on."""
-    (plan.folder / "machine.json").write_text(json.dumps({"schema": 1, "cores": 2, "load": load}))
+def on_two_cores(plan, **others):
+    """Note the machine that the jobs ran on, and what others had of it by cell."""
+    noted = {"schema": 2, "cores": 2, "others": others or {"0": 0.01}}
+    (plan.folder / "machine.json").write_text(json.dumps(noted))
 
 
 def findings_of(plan):

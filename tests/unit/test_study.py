@@ -331,7 +331,9 @@ def test_a_restart_of_slurm_ends_no_study_its_end_does(study, monkeypatch, silen
         assert sum(naps) >= 60
 
 
-@pytest.mark.parametrize("noted", ["{", "{}", "[]", "[" * 100_000, '{"cores": "many", "load": 0}'])
+@pytest.mark.parametrize(
+    "noted", ["{", "{}", "[]", "[" * 100_000, '{"schema": 2, "cores": "many"}']
+)
 def test_a_damaged_note_of_the_machine_is_no_other_machine(study, noted):
     plan = finish(study(), {1: 8.0})
     (plan.folder / "machine.json").write_text(noted)
@@ -400,5 +402,5 @@ def test_a_dry_run_at_full_scale_shows_scripts_and_leaves_out_what_cannot_run(hp
 def test_a_report_is_of_the_partitions_that_the_study_was_run_on(study, tmp_path):
     """Those that `study run --partition` named, without being named again."""
     plan = study(jobs("gpus=1 partition=p100,v100"), partitions=("v100", "k80"))
-    running.note_run(plan)
+    running.note_run(plan, {})
     assert running.noted_run(plan.folder).partitions == ("v100", "k80")

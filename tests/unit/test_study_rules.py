@@ -166,14 +166,17 @@ def test_predictions_are_judged_by_their_median_error(ruled, two, ok):
 def test_a_busy_machine_decides_no_rule_that_compares_times(ruled):
     """Facts such as one rank per GPU do not depend on it."""
     plan = finish(ruled(lambda results: results.efficiency(2) >= 0.99), {1: 8.0, 2: 9.0, 4: 9.0})
-    answers = []
-    for load in (0.1, 9.0):
-        on_two_cores(plan, load)
+    for others, answer, words in (
+        ({"a": 0.02, "b": 0.09}, "no", ""),
+        ({"a": 0.02, "b": 0.34}, "not decided", "had up to 34% of its cores (1 of 2 jobs)"),
+    ):
+        on_two_cores(plan, **others)
         found = findings_of(plan)
-        answers.append(found.answer)
-        assert ("a load of 9 on 2 cores" in as_text(found)) is (load > 1)
-    assert answers == ["no", "not decided"]
-    assert "the machine was busy" in found.protocol.verdicts[0].evidence
+        assert (found.answer, found.busy[-len(words) :] if words else found.busy) == (answer, words)
+        assert words in as_text(found)
+        assert words in found.protocol.verdicts[0].evidence
+    (plan.folder / "machine.json").unlink()
+    assert "nobody watched the machine" in as_text(findings_of(plan))
     wrong = ruled(lambda results: results.one_rank_per_gpu())
     finish(wrong, RATES, layout={**LAYOUT, "gpu_per_rank": 4})
     assert findings_of(wrong).answer == "no"

@@ -28,6 +28,8 @@ from hpcdl.workflows.study.measurements import CellMeasured, MissingResult, Pred
 ANSWERS = {True: "yes", False: "no", None: "not decided"}
 _PENDING = frozenset({"queued", "running", "missing"})
 _SHOWN = 4
+_OTHERS = 0.1
+"""The part of the cores that others may have before times say little."""
 _LACKING = "undecided, for nothing is known of "
 
 
@@ -89,7 +91,8 @@ class Amount:
 class Results:
     """The results of a study, or of some of its cells; `every` measurement is of the whole study.
 
-    `cores` and `load` are of the machine that queued the jobs.
+    `cores` are of the machine that ran the jobs, `others` the parts of them that other programs
+    had while cells ran.
     """
 
     plan: StudyPlan
@@ -98,7 +101,7 @@ class Results:
     missing: tuple[MissingResult, ...]
     every: tuple[CellMeasured, ...]
     cores: int
-    load: float
+    others: Mapping[str, float]
     predicted: tuple[Predicted, ...] = ()
     not_predicted: tuple[str, ...] = ()
     protocol: Protocol = field(default_factory=Protocol)
@@ -171,12 +174,16 @@ class Results:
 
     @property
     def busy(self) -> str:
-        """A warning where other programs worked on the machine that ranks share; else nothing."""
-        if not self.shared or self.load < self.cores / 2:
+        """Whether other programs worked on the machine that ranks share, in words; else nothing."""
+        worst = max(self.others.values(), default=1.0)
+        if not self.shared or worst < _OTHERS:
             return ""
+        if not self.others:
+            return "nobody watched the machine while jobs ran: `study run` does while it waits"
+        several = sum(part >= _OTHERS for part in self.others.values())
         return (
-            f"The machine was busy when this was queued: a load of {self.load:.0f} on "
-            f"{self.cores} cores. Times depend on the other work as much as on the study."
+            f"the machine was busy: other programs had up to {worst:.0%} of its cores "
+            f"({several} of {len(self.others)} jobs)"
         )
 
     def ideal(self, ranks: int) -> float:
@@ -235,7 +242,7 @@ class Results:
         if self.unfinished:
             return None, "; ".join(filter(None, [why, "jobs have not ended"]))
         if self.busy and self.protocol.timed:
-            return None, "; ".join(filter(None, [why, "the machine was busy"]))
+            return None, "; ".join(filter(None, [why, self.busy]))
         return False, why
 
     def judge_runs(self, ranks: str) -> None:

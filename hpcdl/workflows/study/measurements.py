@@ -18,7 +18,7 @@ from typing import Any
 from hpcdl.jobs.manifest import RunStatus
 from hpcdl.jobs.sweep import ACTIVE, DONE, IMPOSSIBLE
 from hpcdl.results.records import RESULT, at
-from hpcdl.system.declare import COUNT, build, listed, number, option, read_file, written
+from hpcdl.system.declare import COUNT, build, by_name, listed, number, option, read_file, written
 from hpcdl.system.document import read_document
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import last_text, write_json
@@ -197,24 +197,28 @@ def _measured(cell: Cell) -> CellMeasured:
 
 @dataclass(frozen=True)
 class NotedRun:
-    """The machine that queued a study, and the partitions used instead of the study's own."""
+    """The machine that a study ran on, and the partitions used instead of the study's own.
+
+    `others` is the part of its cores that other programs had while a cell ran, by the cell's id.
+    """
 
     cores: int = option("cores of the machine", **COUNT)
-    load: float = option("its load then", **number(0, 1e6))
     partitions: tuple[str, ...] = option("partitions", (), **listed({"type": "string"}))
+    others: Mapping[str, float] = option("by cell", {}, **by_name(number(0, 1), "^[0-9a-f]+$"))
 
 
-def note_run(plan: StudyPlan) -> None:
-    """Write the machine's cores and load, and the partitions, beside the results."""
-    run = NotedRun(len(os.sched_getaffinity(0)), os.getloadavg()[0], plan.partitions)
-    write_json(plan.folder / _NOTE, {"schema": 1, **written(run)})
+def note_run(plan: StudyPlan, others: Mapping[str, float]) -> None:
+    """Write the machine, the partitions, and what was seen of other work beside the results."""
+    seen = {**noted_run(plan.folder).others, **others}
+    run = NotedRun(len(os.sched_getaffinity(0)), plan.partitions, seen)
+    write_json(plan.folder / _NOTE, {"schema": 2, **written(run)})
 
 
 def noted_run(folder: Path) -> NotedRun:
-    """What was noted when the study was queued; else this machine.
+    """What was noted of a study's run; else this machine.
 
     A damaged note is a `BadInput`: efficiencies would be wrong.
     """
     if not (folder / _NOTE).exists():
-        return NotedRun(len(os.sched_getaffinity(0)), 0.0)
-    return build(NotedRun, read_file(NotedRun, read_document(folder / _NOTE), 1))
+        return NotedRun(len(os.sched_getaffinity(0)))
+    return build(NotedRun, read_file(NotedRun, read_document(folder / _NOTE), 2))

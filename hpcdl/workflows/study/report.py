@@ -29,12 +29,12 @@ _JSON_ONLY = frozenset({"job_id", "release", "result"})
 
 def _head(plan: StudyPlan) -> dict[str, Any]:
     site = {"scale": plan.name, "site": plan.site.name, "takes": plan.scale.takes}
-    return {"schema": 3, "study": plan.study.name, **site}
+    return {"schema": 4, "study": plan.study.name, **site}
 
 
 def rules_of(plan: StudyPlan) -> list[dict[str, str]]:
     """The rules of a scale, as they are asked of no results."""
-    nothing = Results(plan, plan.cells, (), (), (), 1, 0.0)
+    nothing = Results(plan, plan.cells, (), (), (), 1, {})
     with line_of(plan.study.path):
         plan.scale.judge(nothing)
     return [{"rule": one.rule, "says": one.says} for one in nothing.protocol.verdicts]
@@ -106,7 +106,7 @@ def as_data(results: Results) -> dict[str, Any]:
         **_head(results.plan),
         "accepted": results.accepted,
         "answer": results.answer,
-        "machine": {"cores": results.cores, "load": results.load},
+        "machine": {"cores": results.cores, "others": dict(results.others)},
         "missing": [
             {"values": dict(gap.cell.named), "state": gap.state, "reason": gap.reason}
             for gap in results.missing
@@ -156,7 +156,7 @@ def as_text(results: Results) -> str:
     ]
     missing = [f"  {one.cell.name}: {one.reason}" for one in results.missing]
     head = ["cells without a measurement:"] if missing else []
-    busy = [results.busy] if results.busy else []
+    busy = [f"note: {results.busy}"] if results.busy else []
     return "\n".join([*lines, f"accepted: {results.answer}", *busy, *head, *missing])
 
 

@@ -1,25 +1,29 @@
 """Runs a study: makes its data, queues what is missing, waits. The one place here that acts.
 
+While it waits it watches what other programs take of the cores that the ranks of one machine share.
+
 Data sets are made by jobs of the generator, cells are the points of one sweep: whatever is done
 stays done, so that an interrupted study resumes where it stopped.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hpcdl.cluster.processes import of_cluster
 from hpcdl.jobs import sweep
 from hpcdl.jobs.manifest import RunStatus
 from hpcdl.jobs.spec import JobSpec
 from hpcdl.jobs.submission import submit
-from hpcdl.jobs.sweep import ACTIVE, MISSING, QUEUED, Modules
+from hpcdl.jobs.sweep import ACTIVE, MISSING, QUEUED, RUNNING, Modules
 from hpcdl.jobs.watch import follow
 from hpcdl.slurm import client
 from hpcdl.slurm.once import embedded_cluster
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
-from hpcdl.system.files import last_text, locked, make_directory
+from hpcdl.system.files import last_text, locked, make_directory, process_fields
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import require_own
 from hpcdl.workflows.study.cells import StudyPlan, data_folder
@@ -59,7 +63,7 @@ def collect(plan: StudyPlan, statuses: Sequence[RunStatus]) -> Results:
     missing = tuple(one for one in found if isinstance(one, MissingResult))
     measured = tuple(one for one in found if isinstance(one, CellMeasured))
     ran = noted_run(plan.folder)
-    results = predict(Results(plan, plan.cells, measured, missing, measured, ran.cores, ran.load))
+    results = predict(Results(plan, plan.cells, measured, missing, measured, ran.cores, ran.others))
     with line_of(plan.study.path):
         plan.scale.judge(results)
     return results
@@ -89,7 +93,7 @@ def start(plan: StudyPlan, modules: Modules) -> Iterator[str]:
     make_directory(plan.folder)
     require_own(plan.folder)  # before anything is written: a lock, too
     with locked(plan.folder / ".study-lock"):
-        note_run(plan)
+        note_run(plan, {})
         names = {cell.data for cell in plan.possible}
         for name in (name for name in plan.scale.data if name in names):
             yield from make_data(plan, name, modules)
@@ -110,7 +114,7 @@ def wait(plan: StudyPlan) -> Iterator[tuple[RunStatus, ...]]:
 
     Slurm may be silent for as long as its controller takes to restart.
     """
-    patience = _PATIENCE_SECONDS
+    patience, watch = _PATIENCE_SECONDS, _Watch(plan)
     while True:
         try:
             statuses = sweep.run_statuses(plan.folder, plan.points)
@@ -124,10 +128,52 @@ def wait(plan: StudyPlan) -> Iterator[tuple[RunStatus, ...]]:
             patience -= _POLL_SECONDS
         else:
             patience = _PATIENCE_SECONDS
+            watch.look(statuses)
             yield statuses
             if not any(status.state in ACTIVE for status in statuses):
                 return
         time.sleep(_POLL_SECONDS)
+
+
+class _Watch:
+    """What other programs take of the cores while a cell runs, noted by its id.
+
+    It is what the machine does, the time that its hypervisor gives to others with it, less what
+    this process and the cluster's do. One cell runs at a time there.
+    """
+
+    def __init__(self, plan: StudyPlan) -> None:
+        self.plan, self.cell, self.before = plan, "", (0.0, 0.0)
+        self.spent: dict[str, tuple[float, float]] = {}
+
+    def look(self, statuses: Sequence[RunStatus]) -> None:
+        """Note what was taken since the last look, if the same cell still runs."""
+        if not (self.plan.scale.single_node and embedded_cluster()):
+            return
+        cell = next((one.point.id for one in statuses if one.state == RUNNING), "")
+        now = (time.monotonic() * len(os.sched_getaffinity(0)), _work_of_others())
+        if cell and cell == self.cell:
+            passed = (then - before for then, before in zip(now, self.before, strict=True))
+            had = self.spent.get(cell, (0.0, 0.0))
+            seconds, taken = (all_ + one for all_, one in zip(had, passed, strict=True))
+            self.spent[cell] = seconds, taken
+            note_run(self.plan, {cell: min(1.0, max(0.0, taken / seconds))})
+        self.cell, self.before = cell, now
+
+
+def _work_of_others() -> float:
+    """CPU seconds since the machine's start that are not of this cluster and this process.
+
+    A process's own count has those of its children that have ended, so the cluster's sum is whole.
+    """
+    names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
+    # user, nice, system, irq, softirq, steal: without idle and iowait
+    every = sum(sum(map(int, line[1:4] + line[6:9])) for line in lines if line[0] in names)
+    directory = Path(os.environ["SLURM_CONF"]).parent.parent
+    of_jobs = (process_fields(one.pid) for one in of_cluster(directory, by_files=False))
+    jobs = sum(sum(map(int, fields[11:15])) for fields in of_jobs if fields)
+    return (every - jobs) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
 
 
 def make_data(plan: StudyPlan, name: str, modules: Modules) -> Iterator[str]:
