@@ -60,7 +60,7 @@ def _show(args: argparse.Namespace) -> ExitCode:
 @command(
     "hpcdl study run sjtu-inception --scale small",
     *_WHICH,
-    option("--partition", "A,B", "partitions to use instead, in the study's order", default=""),
+    option("--partition", "A,B", "partitions to use instead of the study's", default=""),
     option(
         "--python",
         "FRAMEWORK=PATH",

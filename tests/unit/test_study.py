@@ -121,7 +121,7 @@ FAULTS = [
     ("from hpcdl", "\udcff", r"SyntaxError"),
     ("from hpcdl", "import nothing_here\nfrom hpcdl", r"mine\.py:1: ModuleNotFoundError"),
     (".efficiency(4)", ".efficienzy(4)", r"mine\.py:7: AttributeError"),
-    ("where(model=", "where(modle=", r"mine\.py:7: no cell has a 'modle'"),
+    ("where(model=", "where(modle=", r"mine\.py:7: unknown key of cells 'modle'"),
     ("gpus=1,2,4 ", "gpus=0 ", "have no counts of GPUs"),
     ("gpus=1,2,4 ", "gpus=1,1 ", "names a value twice"),
     ("gpus=1,2,4 ", "gpus ", r"'gpus' has no value"),
@@ -172,19 +172,13 @@ def test_cells_that_a_site_cannot_run_are_named_and_the_rest_stays(study):
     assert ["p100" in cell.point.problem for cell in plan.cells] == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("partitions", "wanted"),
-    [
-        ((), {("p100", 1), ("p100", 2), ("v100", 1)}),
-        (("v100", "p100"), {("v100", 1), ("v100", 2), ("p100", 1)}),
-    ],
-)
-def test_partitions_are_replaced_place_for_place_also_in_what_is_excluded(
-    study, partitions, wanted
-):
-    matrix = jobs("gpus=1,2 partition=p100,v100", exclude=["partition=v100 gpus=2"])
-    plan = study(matrix, partitions=partitions)
-    assert {(cell.point.spec.partition, cell.gpus) for cell in plan.cells} == wanted
+@pytest.mark.parametrize("over", ["gpus=1,2 partition=p100,v100", "gpus=1,2"])
+def test_partitions_take_part_instead_of_the_study_s_own(study, over):
+    for partitions in (("k80", "v100", "p100"), ("k80",)):
+        plan = study(jobs(over), partitions=partitions)
+        several = partitions if "partition" in over else partitions[:1]
+        wanted = {(name, gpus) for name in several for gpus in (1, 2)}
+        assert {(cell.point.spec.partition, cell.gpus) for cell in plan.cells} == wanted
 
 
 def test_a_changed_study_does_not_take_old_results_for_new(study):

@@ -87,12 +87,11 @@ def make_plan(
 ) -> StudyPlan:
     """The cells of a scale on a site.
 
-    `partitions` are used instead of the study's own; `pythons` are interpreters of frameworks that
-    the jobs' modules do not have. What cannot be planned is a `BadInput`, also a study of which no
-    cell can run on this site.
+    Where `partitions` are given, each takes part instead of the study's own; `pythons` are
+    interpreters of frameworks that the jobs' modules do not have. What cannot be planned is a
+    `BadInput`, also a study of which no cell can run on this site.
     """
     scale = study.scale(scale_name)
-    _check_partitions(study, scale, partitions)
     for name in pythons:
         known(name, (jobs.named.get("framework", "") for jobs in scale.jobs), "framework")
     folder = study_folder(site, study, scale_name)
@@ -126,16 +125,6 @@ def data_folder(site: Site, scale: Scale, name: str) -> str:
     return str(site.paths.work / "studies" / "data" / f"{name}-{digest}")
 
 
-def _check_partitions(study: Study, scale: Scale, partitions: Sequence[str]) -> None:
-    places = max(len(jobs.matrix.get("partition", ("",))) for jobs in scale.jobs)
-    if partitions and len(partitions) != places:
-        one = "one partition" if places == 1 else f"{places} partitions"
-        raise BadInput(
-            f"'{study.name}' is of {one} at this scale, not of {len(partitions)}",
-            hint="--partition names as many, in the study's order",
-        )
-
-
 def _cells(
     site: Site,
     study: Study,
@@ -159,14 +148,12 @@ def _cells(
         base = replace(base, program=(*base.program, data))
     folders = {name: data_folder(site, scale, name) for name in jobs.matrix.get("data", ())}
     names = {path: name for name, path in folders.items()}
-    places = dict(zip(jobs.matrix.get("partition", ()), partitions, strict=False))
-    meant = {"data": folders, "partition": places}
-
-    def here(key: str, value: str) -> str:
-        return meant.get(key, {}).get(value, value)
-
-    matrix = {key: [here(key, one) for one in values] for key, values in jobs.matrix.items()}
-    excluded = [{key: here(key, one) for key, one in each.items()} for each in jobs.excluded]
+    given = {"partition": partitions or jobs.matrix.get("partition"), "data": [*names]}
+    matrix = {key: given.get(key) or values for key, values in jobs.matrix.items()}
+    excluded = [
+        {key: folders.get(value, value) if key == "data" else value for key, value in each.items()}
+        for each in jobs.excluded
+    ]
     python = pythons.get(jobs.named.get("framework", ""), "python3")
     for point in sweep.plan(site, base, matrix, excluded):
         spec = point.spec

@@ -20,9 +20,8 @@ from hpcdl.jobs.spec import is_train
 from hpcdl.predict.request import ScalingRequest, answer
 from hpcdl.results.records import RESULT
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import did_you_mean
 from hpcdl.workflows.study.cells import Cell, StudyPlan
-from hpcdl.workflows.study.declared import SYNTHETIC, Values
+from hpcdl.workflows.study.declared import SYNTHETIC, Values, known
 from hpcdl.workflows.study.measurements import CellMeasured, MissingResult, Predicted, alone, but
 
 ANSWERS = {True: "yes", False: "no", None: "not decided"}
@@ -114,8 +113,7 @@ class Results:
             key.replace("_", "-"): set(map(str, value if isinstance(value, tuple) else (value,)))
             for key, value in values.items()
         }
-        for key, choices in asked.items():
-            self._check(key, choices)
+        self._check(asked)
 
         def chosen(of: Values) -> bool:
             return all(of.get(key) in choices for key, choices in asked.items())
@@ -128,20 +126,17 @@ class Results:
             predicted=tuple(one for one in self.predicted if chosen(one.values)),
         )
 
-    def _check(self, key: str, choices: set[str]) -> None:
+    def _check(self, asked: Mapping[str, set[str]]) -> None:
         """Raise BadInput for a key or a value that no cell of either scale has."""
-        study = self.plan.study
-        every = (*study.small.jobs, *study.full.jobs)
-        keys: dict[str, set[str]] = {"run": {jobs.name for jobs in every}}
-        for jobs in every:
-            for name, values in {**jobs.matrix, **{k: (v,) for k, v in jobs.named.items()}}.items():
+        keys: dict[str, set[str]] = {}
+        for jobs in (*self.plan.study.small.jobs, *self.plan.study.full.jobs):
+            own = {**jobs.matrix, "run": [jobs.name], **{k: [v] for k, v in jobs.named.items()}}
+            for name, values in own.items():
                 keys.setdefault(name, set()).update(values)
-        if key not in keys:
-            raise BadInput(f"no cell has a '{key}'", hint=did_you_mean(key, keys))
-        # Partitions may be replaced by the user's.
-        for value in sorted(choices - keys[key]) if key != "partition" else ():
-            hint = did_you_mean(value, sorted(keys[key]))
-            raise BadInput(f"no cell has {key}={value}", hint=hint)
+        for key, choices in asked.items():
+            known(key, keys, "key of cells")
+            for value in sorted(choices) if key != "partition" else ():  # which the user may name
+                known(value, sorted(keys[key]), key)
 
     def pairs(self, key: str) -> Iterator[tuple[CellMeasured, CellMeasured]]:
         """Measurements that differ in one key alone."""
