@@ -187,7 +187,7 @@ def test_a_node_lost_in_training_costs_a_requeue_and_no_result(jobs, digits):
     more = ("--checkpoint-every", "200", "--delay-ms", "5", "--data", str(digits))
     answer = jobs.submit("--nodes", "2", "--gpus-per-node", "2", epochs=150, more=more)
     progress = Path(answer["directory"]) / "progress.json"
-    wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250)
+    wait_for(lambda: progress.exists() and json.loads(progress.read_text())["step"] > 250, 300)
     jobs.shell.hpcdl("cluster", "node", "kill", "p100-02")
     up = ("cluster", "node", "up", "p100-02")
     mend = threading.Timer(3, jobs.shell.hpcdl, up, {"check": False})
