@@ -143,22 +143,19 @@ class _Watch:
     """
 
     def __init__(self, plan: StudyPlan) -> None:
-        self.plan, self.cell, self.before = plan, "", (0.0, 0.0)
-        self.spent: dict[str, tuple[float, float]] = {}
+        self.plan, self.cell, self.since = plan, "", (0.0, 0.0)
 
     def look(self, statuses: Sequence[RunStatus]) -> None:
-        """Note what was taken since the last look, if the same cell still runs."""
+        """Note what was taken since the running cell was seen first."""
         if not (self.plan.scale.single_node and embedded_cluster()):
             return
-        cell = next((one.point.id for one in statuses if one.state == RUNNING), "")
+        cell = next((one.id for one in statuses if one.state == RUNNING), "")
         now = (time.monotonic() * len(os.sched_getaffinity(0)), _work_of_others())
         if cell and cell == self.cell:
-            passed = (then - before for then, before in zip(now, self.before, strict=True))
-            had = self.spent.get(cell, (0.0, 0.0))
-            seconds, taken = (all_ + one for all_, one in zip(had, passed, strict=True))
-            self.spent[cell] = seconds, taken
-            note_run(self.plan, {cell: min(1.0, max(0.0, taken / seconds))})
-        self.cell, self.before = cell, now
+            given, taken = (later - since for later, since in zip(now, self.since, strict=True))
+            note_run(self.plan, {cell: min(1.0, max(0.0, taken / given))})
+        else:
+            self.cell, self.since = cell, now
 
 
 def _work_of_others() -> float:
