@@ -277,7 +277,7 @@ def _gc(args: argparse.Namespace) -> ExitCode:
 def _sbom(args: argparse.Namespace) -> ExitCode:
     """List a release's packages, licences, known vulnerabilities; write a CycloneDX file."""
     from hpcdl.stack.release import find_release
-    from hpcdl.stack.sbom import audit, components, findings, write_sbom
+    from hpcdl.stack.sbom import audit, component_data, components, findings, write_sbom
 
     site = the_site(args)
     release = find_release(site, args.release)
@@ -285,15 +285,15 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
     note = "" if args.dry_run else audit(release, inside)
     weaknesses = findings(site, release, inside)
     files = [] if args.dry_run else [write_sbom(release, weaknesses)]
+    rows = [component_data(one) for one in inside]
     data = {
         "schema": 2,
         "release": release.id,
         "files": files,
-        "components": [component.as_data() for component in inside],
+        "components": rows,
         "vulnerabilities": [weakness.as_data() for weakness in weaknesses],
         "audit": note or None,
     }
-    rows = [one.as_data() for one in inside]
     cells = [
         [str(row["name"]), str(row["version"]), str(row["licence"] or f"unknown ({row['words']})")]
         for row in rows
@@ -342,12 +342,13 @@ def _kernel(args: argparse.Namespace) -> ExitCode:
     site = the_site(args)
     prefix = Path(args.prefix).absolute() if args.prefix else None
     release = find_release(site, args.release)
-    kernel = plan_kernel(site, release, follow=args.release is None, prefix=prefix)
+    file, spec = plan_kernel(site, release, follow=args.release is None, prefix=prefix)
     if not args.dry_run:
-        install_kernel(kernel)
-    text = f"{'would write' if args.dry_run else 'wrote'} {kernel.file}\n"
-    text += f"Jupyter shows it as '{kernel.content['display_name']}'"
-    return show(args, {**kernel.as_data(), "dry_run": args.dry_run}, text)
+        install_kernel(file, spec)
+    text = f"{'would write' if args.dry_run else 'wrote'} {file}\n"
+    text += f"Jupyter shows it as '{spec['display_name']}'"
+    data = {"schema": 1, "name": file.parent.name, "file": str(file), "spec": spec}
+    return show(args, {**data, "dry_run": args.dry_run}, text)
 
 
 def progress_teller() -> Callable[[str], None]:

@@ -267,8 +267,7 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
     tree.add_startup(stack)
     say("compiling bytecode, setting permissions")
-    store = cache("compiled") / f"{lock.parent.name}-{plan.horovod_key}-{digest(read_wheels(lock))}"
-    tree.compile_bytecode(python, packages, store, log)
+    tree.compile_folders(python, [packages], log)
     tree.open_to_readers(root)
     return made
 

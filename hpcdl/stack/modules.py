@@ -200,21 +200,10 @@ def profile(shell: str, modules: Path) -> str:
     return template.render(modules=shlex.quote(str(modules)))
 
 
-@dataclass(frozen=True)
-class Kernel:
-    """A kernel spec: its `name` for Jupyter, its `file` (kernel.json) and its `content`."""
-
-    name: str
-    file: Path
-    content: Mapping[str, Any]
-
-    def as_data(self) -> dict[str, Any]:
-        """For machines."""
-        return {"schema": 1, "name": self.name, "file": str(self.file), "spec": dict(self.content)}
-
-
-def plan_kernel(site: Site, release: Release, *, follow: bool, prefix: Path | None) -> Kernel:
-    """The kernel spec of a release; BadInput where that has no ipykernel.
+def plan_kernel(
+    site: Site, release: Release, *, follow: bool, prefix: Path | None
+) -> tuple[Path, dict[str, Any]]:
+    """The kernel spec of a release, its file and its content; BadInput where that has no ipykernel.
 
     `follow` says whether later publishes change what it starts (kernels that run keep what they
     have); `prefix` is where Jupyter is installed for all its users, else it is for this user.
@@ -251,15 +240,15 @@ def plan_kernel(site: Site, release: Release, *, follow: bool, prefix: Path | No
     shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
     own = os.environ.get("JUPYTER_DATA_DIR") or Path(shared).expanduser() / "jupyter"
     data = prefix / "share" / "jupyter" if prefix else Path(own)
-    return Kernel(name, data / "kernels" / name / "kernel.json", content)
+    return data / "kernels" / name / "kernel.json", content
 
 
-def install_kernel(kernel: Kernel) -> None:
+def install_kernel(file: Path, content: Mapping[str, Any]) -> None:
     """Write the kernel spec; the directories are for everybody where the prefix is."""
-    with explain_os_errors(kernel.file):
-        kernel.file.parent.mkdir(parents=True, exist_ok=True)
-        kernel.file.parent.chmod(0o755)
-    write_json(kernel.file, kernel.content)
+    with explain_os_errors(file):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.chmod(0o755)
+    write_json(file, content)
 
 
 _KEPT = 1000

@@ -50,46 +50,54 @@ _SUFFIX = re.compile(r"\.(tar\.\w+|tgz|zip|whl)\Z")
 _AUDIT_SECONDS = 300
 
 
-@dataclass(frozen=True)
-class BomComponent:
-    """One package: `purl` is its package URL, `licence` the library's object, None if unknown."""
+def components(release: Release) -> tuple[Any, ...]:
+    """Every package of a release's lock as a component of the CycloneDX library, by name.
 
-    name: str
-    version: str
-    sha256: str | None
-    purl: str
-    licence: Any
-
-    @property
-    def spdx(self) -> str:
-        """Its licence as an SPDX expression; empty where the words of its metadata are none."""
-        return getattr(self.licence, "id", None) or getattr(self.licence, "value", None) or ""
-
-    def as_data(self) -> dict[str, object]:
-        """For machines."""
-        words = getattr(self.licence, "name", None)
-        return {**vars(self), "licence": self.spdx or None, "words": words}
-
-
-def components(release: Release) -> tuple[BomComponent, ...]:
-    """Every package of a release's lock, by name; one that is there twice is named once.
-
-    hpcdl, Python and the MPI are among them, also where the lock has only wheels.
+    One that is there twice is named once. hpcdl, Python and the MPI are among them, also where the
+    lock has only wheels. MissingPrerequisite without the extra 'records'.
     """
+    try:
+        from cyclonedx.model import HashAlgorithm, HashType
+        from cyclonedx.model.component import Component, ComponentType
+        from packageurl import PackageURL
+    except ImportError as fault:
+        raise MissingPrerequisite(
+            "a bill of materials needs libraries that are not installed", hint=to_install("records")
+        ) from fault
     folders = [str(path) for path in release.prefix.glob("lib/python*/site-packages")]
     installed = {normal_name(one.name): one for one in distributions(path=folders)}
-    packages: dict[str, BomComponent] = {}
+    packages: dict[str, Any] = {}
     rows = [*release.lock, *_beneath(release)]
     for entry in sorted(rows, key=lambda entry: (entry["name"], entry["version"])):
-        name = normal_name(entry["name"])
+        name, purl = normal_name(entry["name"]), purl_of(entry)
         words = [entry["licence"]] if "licence" in entry else []
         if not words and name in installed:
             words = licence_words(installed[name].metadata)
-        purl, licence = purl_of(entry), licence_of(words)
         digest = entry.get("sha256", "")
-        known = digest if digest and " " not in digest else None  # one of several wheels
-        packages[purl] = BomComponent(name, entry["version"], known, purl, licence)
+        known = [digest] if digest and " " not in digest else []  # one of several wheels
+        packages[purl] = Component(
+            type=ComponentType.LIBRARY,
+            name=name,
+            version=entry["version"],
+            purl=PackageURL.from_string(purl),
+            bom_ref=purl,
+            licenses=licence_of(words),
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=text) for text in known],
+        )
     return tuple(packages.values())
+
+
+def component_data(component: Any) -> dict[str, str | None]:
+    """A component for machines: `licence` in SPDX, `words` what is known where there is none."""
+    licence = next(iter(component.licenses), None)
+    return {
+        "name": component.name,
+        "version": component.version,
+        "sha256": next((one.content for one in component.hashes), None),
+        "purl": str(component.purl),
+        "licence": getattr(licence, "id", None) or getattr(licence, "value", None),
+        "words": getattr(licence, "name", None),
+    }
 
 
 def _beneath(release: Release) -> list[Mapping[str, str]]:
@@ -125,20 +133,13 @@ def licence_words(metadata: Any) -> list[str]:
     return [line for text in stated if (line := text.strip().split("\n")[0][:200])]
 
 
-def licence_of(words: Sequence[str]) -> Any:
-    """The first of these words that is a licence for the library of CycloneDX, else the first.
+def licence_of(words: Sequence[str]) -> list[Any]:
+    """The first of these words that is a licence for the library of CycloneDX, else the first."""
+    from cyclonedx.contrib.license.factories import LicenseFactory
 
-    None without words; MissingPrerequisite without the extra 'records'.
-    """
-    try:
-        from cyclonedx.contrib.license.factories import LicenseFactory
-    except ImportError as fault:
-        raise MissingPrerequisite(
-            "a bill of materials needs libraries that are not installed", hint=to_install("records")
-        ) from fault
     known = facts.load("records")["licences"]
     made = [LicenseFactory().make_from_string(known.get(one.casefold(), one)) for one in words]
-    return next((one for one in made if not getattr(one, "name", None)), made[0] if made else None)
+    return [*(one for one in made if not getattr(one, "name", None)), *made][:1]
 
 
 def purl_of(entry: Mapping[str, str]) -> str:
@@ -202,14 +203,14 @@ class Advisory:
         return f"{expired}{waiver.kind}: {waiver.because} {answers}"
 
 
-def findings(site: Site, release: Release, inside: Sequence[BomComponent]) -> list[Advisory]:
+def findings(site: Site, release: Release, inside: Sequence[Any]) -> list[Advisory]:
     """Everything known, hpcdl's own facts first; one that both know is named once."""
     waivers = waivers_of(site)
     own = []
     for name, row in facts.load("records")["weaknesses"].items():
         if holds(release, row["packages"], row["versions"]):
             patterns = row["packages"]
-            hit = (p.purl for p in inside if any(fnmatchcase(p.name, one) for one in patterns))
+            hit = (str(p.purl) for p in inside if any(fnmatchcase(p.name, one) for one in patterns))
             own.append(Advisory(name, (), row["what"], tuple(hit), waiver=waivers.get(name)))
     known = {one.id for one in own}
     audited = _audited(release, inside, waivers)
@@ -217,17 +218,13 @@ def findings(site: Site, release: Release, inside: Sequence[BomComponent]) -> li
 
 
 def _audited(
-    release: Release, inside: Sequence[BomComponent], waivers: Mapping[str, Waiver]
+    release: Release, inside: Sequence[Any], waivers: Mapping[str, Waiver]
 ) -> Iterator[Advisory]:
     """Yield what pip-audit's answer in the release says of its packages."""
     path = release.root / AUDIT_FILE
     if not path.is_file():
         return
-    purls = {
-        (entry.name, entry.version): entry.purl
-        for entry in inside
-        if entry.purl.startswith("pkg:pypi")
-    }
+    purls = {(one.name, one.version): one.purl for one in inside if one.purl.type == "pypi"}
     try:
         for row in json.loads(path.read_bytes())["dependencies"]:
             purl = purls.get((normal_name(row["name"]), row.get("version", "")))
@@ -247,13 +244,13 @@ def _audited(
         ) from fault
 
 
-def audit(release: Release, inside: Sequence[BomComponent]) -> str:
+def audit(release: Release, inside: Sequence[Any]) -> str:
     """Let pip-audit look at the release's packages of PyPI, keep its answer; a note on it.
 
     A package that pip-audit cannot find is not counted as sound.
     """
     listed, answer = release.root / AUDIT_LIST, release.root / AUDIT_FILE
-    rows = [f"{one.name}=={one.version}" for one in inside if one.purl.startswith("pkg:pypi/")]
+    rows = [f"{one.name}=={one.version}" for one in inside if one.purl.type == "pypi"]
     write_atomic(listed, "".join(f"{row}\n" for row in rows))
     ask = f"--disable-pip --no-deps -f json -r {listed} -o {answer}"
     program = shutil.which("pip-audit") or shutil.which(
@@ -286,7 +283,7 @@ def write_sbom(release: Release, advisories: Sequence[Advisory]) -> Path:
         version=release.module_version,
     )
     made = datetime.datetime.strptime(release.created, "%Y-%m-%dT%H:%M:%SZ")
-    parts = [_component(one) for one in components(release)]
+    parts = components(release)
     bom = Bom(
         serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"hpcdl/{release.id}/{release.created}"),
         components=parts,
@@ -297,23 +294,6 @@ def write_sbom(release: Release, advisories: Sequence[Advisory]) -> Path:
     path = release.root / CYCLONEDX_FILE
     write_atomic(path, JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
     return path
-
-
-def _component(component: BomComponent) -> Any:
-    from cyclonedx.model import HashAlgorithm, HashType
-    from cyclonedx.model import component as cyclone
-    from packageurl import PackageURL
-
-    digests = [component.sha256] if component.sha256 else []
-    return cyclone.Component(
-        type=cyclone.ComponentType.LIBRARY,
-        name=component.name,
-        version=component.version,
-        purl=PackageURL.from_string(component.purl),
-        bom_ref=component.purl,
-        licenses=[component.licence] if component.licence else [],
-        hashes=[HashType(alg=HashAlgorithm.SHA_256, content=text) for text in digests],
-    )
 
 
 def _vulnerability(finding: Advisory) -> Any:

@@ -6,9 +6,9 @@ is told by its name and by what it lacks.
 
 uv copies files from its cache (which shares their blocks where the file system can: XFS, Btrfs).
 Nothing is hard-linked: a `chown` or `chmod` of one tree would reach every other, and the cache.
-Bytecode is compiled once per set of wheels and copied into later trees: readers of a release cannot
-write it, and without it TensorFlow takes twice as long to import. It is marked as never to be
-checked against the sources, for these never change.
+Bytecode is compiled with the tree: readers of a release cannot write it, and without it TensorFlow
+takes twice as long to import. It is marked as never to be checked against the sources, for these
+never change.
 
 Everybody may read a release, and nobody but its owner and root may write it: a file that others
 may write is a way into every job that loads the module; one that users cannot read fails in theirs
@@ -50,7 +50,6 @@ from hpcdl.system.files import (
 )
 from hpcdl.system.resources import folder
 from hpcdl.system.run import module_argv, run
-from hpcdl.system.trust import require_private
 
 TRASH = ".trash-"
 """What the name of a tree begins with that is being removed."""
@@ -118,45 +117,12 @@ def unfinished(site: Site) -> list[Path]:
     return []
 
 
-def compile_bytecode(python: Path, site_packages: Path, store: Path, log: Path) -> None:
-    """Compile every module below `site_packages`, taking what `store` has from earlier.
-
-    `store` is named for the set of wheels, and filled where it is absent. A file of tests that is
-    no valid Python is no failure.
-    """
-    if store.is_dir():
-        require_private(store)  # it is run instead of the sources
-        os.utime(store)
-        _copy_bytecode(store, site_packages)
-    else:
-        compile_folders(python, [site_packages], log)
-        aside = store.with_name(f"{store.name}.{os.getpid()}")
-        with explain_os_errors(aside):
-            _copy_bytecode(site_packages, aside)
-        with suppress(OSError):
-            aside.rename(store)
-        shutil.rmtree(aside, ignore_errors=True)
-    compile_folders(python, [site_packages / "hpcdl"], log)
-
-
 def compile_folders(python: Path, folders: Sequence[Path], log: Path) -> None:
     """Compile all modules below some directories; what is no valid Python is left."""
     # By force: what a build imported has bytecode already, marked with the times of its sources;
     # beside later copies of these it is stale, and root's Python would write it anew.
     argv = [*module_argv(python, "compileall"), "-q", "-f", "-j", "0"]
     run([*argv, "--invalidation-mode", "unchecked-hash", *folders], log=log, check=False, tied=True)
-
-
-def _copy_bytecode(source: Path, target: Path) -> None:
-    """Copy every __pycache__ of one tree into another, hpcdl's own left out."""
-    for where, directories, files in os.walk(source):
-        relative = Path(where).relative_to(source)
-        if relative.parts[:1] == ("hpcdl",):
-            directories.clear()
-        if Path(where).name == "__pycache__":
-            (target / relative).mkdir(parents=True, exist_ok=True)
-            for name in files:
-                shutil.copyfile(Path(where, name), target / relative / name)
 
 
 def add_startup(stack: Path) -> None:

@@ -126,10 +126,10 @@ def test_a_release_without_ipykernel_is_refused_with_the_way(tmp_path):
 @pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
 @pytest.mark.parametrize("follow", [True, False])
 def test_it_starts_without_a_loaded_module(release, tmp_path, follow):
-    kernel = plan_kernel(*release, follow=follow, prefix=tmp_path / "jupyter")
-    install_kernel(kernel)
-    assert kernel.file.is_relative_to(tmp_path / "jupyter/share/jupyter/kernels")
-    words = json.loads(kernel.file.read_text())["argv"]
+    file, content = plan_kernel(*release, follow=follow, prefix=tmp_path / "jupyter")
+    install_kernel(file, content)
+    assert file.is_relative_to(tmp_path / "jupyter/share/jupyter/kernels")
+    words = json.loads(file.read_text())["argv"]
     argv = [text.format(connection_file="/run/a file.json") for text in words]
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONHOME": "/opt/other"}
     told = subprocess.check_output(argv, env=env, text=True)
@@ -139,15 +139,15 @@ def test_it_starts_without_a_loaded_module(release, tmp_path, follow):
 def test_without_a_prefix_it_is_the_user_s_own(release, tmp_path, monkeypatch):
     monkeypatch.delenv("JUPYTER_DATA_DIR", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    kernel = plan_kernel(*release, follow=True, prefix=None)
-    assert kernel.file == tmp_path / "data/jupyter/kernels/hpcdl-tensorflow/kernel.json"
+    file, _ = plan_kernel(*release, follow=True, prefix=None)
+    assert file == tmp_path / "data/jupyter/kernels/hpcdl-tensorflow/kernel.json"
 
 
 def test_a_place_that_cannot_be_written_is_one_clear_error(release, tmp_path):
     (tmp_path / "file").touch()
-    kernel = plan_kernel(*release, follow=True, prefix=tmp_path / "file")
+    planned = plan_kernel(*release, follow=True, prefix=tmp_path / "file")
     with pytest.raises(MissingPrerequisite, match="cannot write"):
-        install_kernel(kernel)
+        install_kernel(*planned)
 
 
 # Which partition gets which release, and what stays visible.

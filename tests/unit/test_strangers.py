@@ -30,7 +30,6 @@ from hpcdl.slurm import client, once
 from hpcdl.stack import recipe
 from hpcdl.stack.recipe import install, record_digest, require_as_built
 from hpcdl.stack.resolve import find_request
-from hpcdl.stack.tree import compile_bytecode
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
@@ -121,14 +120,6 @@ def test_no_root_file_system_that_others_may_write_to_is_used(shared):
     (shared / "trixie").chmod(0o777)
     with pytest.raises(MissingPrerequisite, match="others may write"):
         rootfs.read(shared / "trixie")
-
-
-def test_no_bytecode_that_others_may_write_to_is_taken(shared):
-    """A release runs it instead of the sources that were compared."""
-    (shared / "kept").mkdir()
-    (shared / "kept").chmod(0o777)
-    with pytest.raises(MissingPrerequisite, match="others may write"):
-        compile_bytecode(Path("/bin/true"), shared / "packages", shared / "kept", shared / "log")
 
 
 @as_root

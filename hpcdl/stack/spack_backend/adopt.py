@@ -314,7 +314,7 @@ def make_view(spack: Spack, root: Path, lock: Lock, inventory: Inventory) -> Non
 
 
 def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
-    """PackageRow repositories that go into the release, all but Spack's own, and their places."""
+    """Package repositories that go into the release, all but Spack's own, and their places."""
     names = sorted((lock.namespaces & set(found.repos)) - {"builtin"})
     return {name: Path("spack_repo", *name.split(".")) for name in names}
 
