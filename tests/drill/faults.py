@@ -145,7 +145,6 @@ def struck_training(bench):
     data = bench.home / "digits"
     make = [str(python), "-m", "hpcdl.train.data", "make", "digits", str(data)]
     job = bench.home / "job"
-    bench.extra["PYTHONDONTWRITEBYTECODE"] = "1"  # TensorFlow writes and reads modules in TMPDIR
     options = f"--job-dir {job} --model mlp --data {data} --epochs 4 --checkpoint-every 20"
     train = [str(python), "-m", "hpcdl.train", *options.split()]
     bench.must((done := bench.run(make)).ok, str(done))

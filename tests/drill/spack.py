@@ -62,5 +62,5 @@ def _adopt(bench, environment):
 
 
 DRILLS = (
-    Drill("adopt-kill", "adopt", "SIGKILL", 20, "the next one completes", 3600, killed_adopts),
+    Drill("adopt-kill", "adopt", "SIGKILL", 30, "the next one completes", 3600, killed_adopts),
 )
