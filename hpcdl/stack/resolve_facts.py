@@ -30,6 +30,7 @@ from hpcdl.system.files import read_regular
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.resources import folder
 from hpcdl.system.text import inert
+from hpcdl.system.trust import require_known_owner
 
 FILES = ("tensorflow", "cuda", "cudnn", "nccl", "horovod", "toolchain")
 COMPONENTS = (
@@ -122,7 +123,7 @@ def evidence_of(site: Site) -> Iterator[Tried]:
     """
     for path in sorted((site.paths.prefix / "evidence").glob("*.json")):
         try:
-            proof = json.loads(read_regular(path))
+            proof = json.loads(read_regular(path, kind="proof.json", require=require_known_owner))
             if proof["seal"] != seal(proof):
                 raise ValueError("its seal is another, so it was changed after the gate wrote it")
             if not proof["passed"]:

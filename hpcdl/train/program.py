@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcdl.results.records import RESULT, outcome
 from hpcdl.system.errors import ExitCode, HpcdlError
+from hpcdl.system.files import careful_umask
 from hpcdl.train import startup
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, parse, settings_of
 from hpcdl.train.result import base_of, layout_of, nothing_measured
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 INTERRUPTED = {"requeue": ExitCode.REQUEUE, "stopped": ExitCode.STOPPED}
 
 
+@careful_umask()
 def train(argv: list[str] | None, signals: StopSignals) -> int:
     """Train as `argv` says and return the exit code. Every rank prints its own errors."""
     clock = StartupClock()

@@ -155,9 +155,10 @@ def struck_training(bench):
         what = bench.strike(name, turn, words, made, clear, 300)
         again = bench.run(words, seconds=300)
         bench.must(again.ok, f"{what}, then again: {again}")
-        bench.must(_inspected(bench, python, data) == sound, f"other data, {what}")
         if made is job:
             bench.kept((job / "result.json").is_file(), f"no result, {what}")
+        else:
+            bench.must(_inspected(bench, python, data) == sound, f"other data, {what}")
 
 
 def _inspected(bench, python, data):

@@ -38,6 +38,9 @@ def test_killed_and_resumed_is_the_same_bits(runs, whole, ranks, resume_ranks):
     done = runs.train(*words, ranks=resume_ranks, job="killed", says="resumed after step", **env)
     assert not [*temporary.iterdir()], "and of one that ended"
     assert 0 < done.result["samples"]["first_step"] < 60
+    assert not [one for one in done.folder.rglob("*") if one.stat().st_mode & 0o022], (
+        "whatever umask"
+    )
     if ranks == resume_ranks:
         assert done.weights == whole(ranks).weights
     else:

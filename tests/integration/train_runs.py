@@ -82,6 +82,7 @@ class Runs:
             [*command, *words],
             cwd=self.folder,
             start_new_session=True,
+            umask=0,
             env=environment() | (env or {}),
             **_PIPES,
         )

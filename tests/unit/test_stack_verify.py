@@ -1,6 +1,7 @@
 """The gate: what its program and its jobs saw, judged; and which proof spares it."""
 
 import json
+import shutil
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from hpcdl.workflows import gate
 from hpcdl.workflows.gate import choose_gate
 from tests.make.releases import failing, make_release, passing, silent
 from tests.make.sites import mixed_site, shipped, small_site
+from tests.strangers import STRANGER, as_root
 
 
 @pytest.fixture
@@ -273,6 +275,13 @@ def test_evidence_that_somebody_made_up_is_refused_or_is_inert(pascal, elsewhere
     else:
         (found,) = Resolver(pascal).resolve("p100", "spack")
         assert found.tried.source.isprintable()
+
+
+@as_root
+def test_evidence_of_another_user_is_refused(pascal, elsewhere):
+    shutil.chown(elsewhere, STRANGER)
+    with pytest.raises(MissingPrerequisite, match=f"it belongs to {STRANGER}"):
+        Resolver(pascal)
 
 
 def test_evidence_of_a_gate_that_failed_is_refused(site, pascal, release, elsewhere):
