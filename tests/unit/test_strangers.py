@@ -34,6 +34,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
 from hpcdl.system.run import CommandFailed
+from hpcdl.train.data.dataset import guard
 from hpcdl.workflows.study.report import write_report
 from tests.make.releases import plan_build
 from tests.make.results import result
@@ -267,6 +268,15 @@ def test_nothing_is_submitted_from_a_stranger_s_directory(shared, site, command)
     with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
         submit(site, JobSpec("p100", job_dir=shared / "planted"), Module(()))
     assert not (shared / "planted/job.sh").exists()
+
+
+@as_root
+@pytest.mark.parametrize("command", ["mkdir -m 0777 planted", "ln -s mine planted"])
+def test_no_records_are_written_into_a_stranger_s_directory(shared, command):
+    (shared / "mine").mkdir()
+    stranger(command, shared)
+    with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
+        guard(shared / "planted", "digits")
 
 
 @as_root

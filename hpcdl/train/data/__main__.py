@@ -44,7 +44,8 @@ def _make(args: argparse.Namespace) -> ExitCode:
     folder = Path(args.folder).absolute()
     request, rows = _asked(args)
     existing = made_before(folder, request)
-    guard(folder, args.kind)
+    if existing is None:
+        guard(folder, args.kind)
     if args.dry_run:
         print(f"would {'keep' if existing else 'write'} the {args.kind} in {folder}")
         return ExitCode.OK

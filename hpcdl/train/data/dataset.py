@@ -15,6 +15,7 @@ from typing import Any
 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_json
+from hpcdl.system.trust import require_own
 
 FILE, REQUEST = "dataset.json", ".making.json"
 SCHEMA = 1
@@ -191,7 +192,12 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def guard(folder: Path, kind: str) -> None:
-    """Refuse to write where records of another command, or of a person, would be lost."""
+    """Refuse to write where records of another command, or of a person, would be lost.
+
+    Raises MissingPrerequisite: the directory is another user's, who can put other records there.
+    """
+    if folder.exists():
+        require_own(folder)
     if (folder / REQUEST).exists() or not any(folder.glob("*.tfrecord*")):
         return
     try:
