@@ -111,7 +111,6 @@ class PartitionRecord(NamedTuple):
     node_count: int
     max_time: str
     default: bool
-    state: str
     qos: str = ""
     allowed_qos: str = ""
     allowed_accounts: str = ""
@@ -124,7 +123,6 @@ class Reservation(NamedTuple):
     nodes: str
     start: str
     end: str
-    flags: tuple[str, ...]
 
 
 class QosLimits(NamedTuple):
@@ -331,7 +329,6 @@ def partition(line: str) -> PartitionRecord:
         node_count=int(fields.get("TotalNodes", "0")),
         max_time=fields.get("MaxTime", "UNLIMITED"),
         default=fields.get("Default", "NO") == "YES",
-        state=fields.get("State", ""),
         qos=_known(fields.get("QoS", "")),
         allowed_qos=fields.get("AllowQos", "ALL").replace("ALL", ""),
         allowed_accounts=fields.get("AllowAccounts", "ALL").replace("ALL", ""),
@@ -346,7 +343,6 @@ def reservation(line: str) -> Reservation:
         _known(fields.get("Nodes", "")),
         fields.get("StartTime", ""),
         fields.get("EndTime", ""),
-        tuple(_listed(fields.get("Flags", ""))),
     )
 
 

@@ -18,7 +18,6 @@ from hpcdl.site.load import installed_site_file
 from hpcdl.site.model import Partition
 from hpcdl.slurm.hostlist import expand_hostlist
 from hpcdl.system.errors import BadInput, CheckFailed
-from hpcdl.system.text import count_of
 
 _DEFAULT_SITE = "embedded"
 _MB_PER_GB = 1024
@@ -143,11 +142,6 @@ def _names(partition: Partition) -> list[str]:
         names = [f"{partition.name}-{i:0{width}d}" for i in range(1, partition.nodes + 1)]
     else:
         names = list(expand_hostlist(partition.hostlist))
-    if len(names) != partition.nodes:
-        raise BadInput(
-            f"the partition '{partition.name}' has {count_of(partition.nodes, 'node')}, but its "
-            f"host list '{partition.hostlist}' names {len(names)}"
-        )
     if len(max(names, key=len)) > _MAX_HOSTNAME:
         raise BadInput(f"the node name '{max(names, key=len)}' is too long for a host name")
     return names

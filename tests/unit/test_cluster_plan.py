@@ -126,13 +126,6 @@ def test_partitions_share_nodes_that_they_describe_alike(embedded):
         request(site, LOOPBACK, False)
 
 
-@pytest.mark.parametrize("hostlist", ["p100-[01-03]", "p100", "p[1-", "p[a-b]"])
-def test_host_lists_that_do_not_fit_are_refused(embedded, hostlist):
-    wrong = replace(embedded.partitions["p100"], hostlist=hostlist)
-    with pytest.raises(BadInput, match=r"host list|list of nodes"):
-        request(replace(embedded, partitions={"p100": wrong}), LOOPBACK, False)
-
-
 def test_gpus_get_device_files_with_their_numbers(embedded):
     lines = Laid(embedded).files["etc/gres.conf"].text.splitlines()
     assert "NodeName=p100-[01-02] Name=gpu Type=p100 File=/var/tmp/hpcdl/dev/p100.[0-3]" in lines
