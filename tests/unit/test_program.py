@@ -71,39 +71,6 @@ def test_a_script_that_ranks_would_not_find_is_refused(here):
     check(here, "python3 my_train.py", container="docker://image")
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("nosuchprogram x", "there is no program 'nosuchprogram' here"),
-        ("./nosuch", "there is no program './nosuch'"),
-        ("HERE/sub", "cannot be run"),
-        ("./run.sh", "cannot be run"),
-        ("python nosuch.py", r"there is no script nosuch\.py here"),
-        ("python nosuch", "there is no script nosuch here"),
-        ("python HERE/nosuch.py", "there is no script /"),
-        ("A=1 python", "is no program"),
-        ("cd&&ls x", "is no program"),
-        ("torchrun nosuch.py", r"there is no script nosuch\.py here"),
-        # No shell puts in what the variable is.
-        ("python $DIR/train.py", "there is no script"),
-        (
-            "cat train.py",
-            r"train\.py is in the current directory, but the job runs in its own directory",
-        ),
-        ("python train.py --data=sub/tool", "sub/tool is in the current directory"),
-        ("python train.py sub", "sub is in the current directory"),
-    ],
-)
-def test_what_the_job_would_not_find_is_refused(here, monkeypatch, line, says):
-    monkeypatch.setenv("PATH", f"{here}/bin:/usr/bin:/bin")
-    for name in ("python", "torchrun"):
-        (here / "bin").mkdir(exist_ok=True)
-        (here / "bin" / name).write_text("#!/bin/sh\n")
-        (here / "bin" / name).chmod(0o755)
-    with pytest.raises(BadInput, match=says):
-        check(here, line.replace("HERE", str(here)))
-
-
 def test_a_script_is_no_program_that_a_module_brings_and_chdir_is_there(here):
     spec = seen(here, "my_train.py --lr 1")
     with pytest.raises(BadInput, match=r"no program 'my_train\.py' here"):
