@@ -407,9 +407,9 @@ def _build(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _lack(plan: ReleasePlan, *, only_look: bool = False) -> HpcdlError | None:
+def _lack(plan: ReleasePlan) -> HpcdlError | None:
     try:
-        plan.require_ready(only_look=only_look)
+        plan.require_ready()
     except (MissingPrerequisite, BadInput) as fault:
         return fault
     return None
@@ -419,7 +419,7 @@ def _would_build(
     plans: Sequence[ReleasePlan], args: argparse.Namespace, blocked: Sequence[Blocked] = ()
 ) -> ExitCode:
     """Show what would be built; exits as the build would if this machine lacks something."""
-    lacks = [_lack(plan, only_look=True) for plan in plans]
+    lacks = [_lack(plan) for plan in plans]
     data, lines = [], list[str]()
     for plan, lack in zip(plans, lacks, strict=True):
         data.append({**plan.as_data(), "blocked": lack.in_one_line() if lack else None})
@@ -459,7 +459,7 @@ def _built(
 
 @command(
     "hpcdl stack adopt spack/environments/p100 --name pascal",
-    option("environment", "ENV", "its directory, or the name of one that Spack manages"),
+    option("environment", "DIR", "its directory"),
     option("--name", "STACK", "stack of the site (default: the first)"),
     changes=True,
 )

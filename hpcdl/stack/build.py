@@ -129,14 +129,14 @@ class BuildPlan(ReleasePlan):
         own = f"hpcdl {__version__} in {self.root}/stack (Python {self.python.version})"
         return [*steps, f"install {what} and {own}"]
 
-    def require_tools(self, *, only_look: bool) -> None:
+    def require_tools(self) -> None:
         """Look for compilers and space, before gigabytes are fetched for nothing."""
         if self.needs_compilers:
             self.toolchain()
         needs = {releases_folder(self.site): self.recipe.tree_gb}
         if self.lock is None:  # uv keeps what it unpacks
             needs = {cache("uv"): self.recipe.tree_gb, **needs}
-        require_space(needs, only_look=only_look)
+        require_space(needs)
 
     def make(self, say: Say) -> Release:
         """Build it: see `build`."""

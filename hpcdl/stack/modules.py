@@ -258,13 +258,12 @@ _KEPT = 1000
 class Event:
     """One switch of `current`: what was done, to which release, when (UTC).
 
-    `off` are the releases that a rollback took off the history.
+    A `rollback` undoes the last switch; `rollback-to` makes a release current that was named.
     """
 
     action: str
     release: str
     at: str = ""
-    off: tuple[str, ...] = ()
 
 
 def read_history(site: Site) -> list[Event]:
@@ -278,7 +277,7 @@ def read_history(site: Site) -> list[Event]:
     path, current = _path(site), current_id(site)
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["events"]
-        events = [Event(**{**row, "off": tuple(row["off"])}) for row in rows]
+        events = [Event(row["action"], row["release"], row["at"]) for row in rows]
     except FileNotFoundError:
         return [Event("publish", current)] if current else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
@@ -337,37 +336,10 @@ def publish_history(events: Iterable[Event]) -> list[str]:
     published: list[str] = []
     for event in events:
         if event.action == "rollback" and event.release in published:
-            above = _last(published, event.release) + 1
-            published[above:] = [name for name in published[above:] if name not in event.off]
+            del published[_last(published, event.release) + 1 :]
         elif not published or published[-1] != event.release:
             published.append(event.release)
     return published
-
-
-def taken_off(
-    site: Site,
-    published: Sequence[str],
-    releases: Mapping[str, Release],
-    target: str,
-    undone: str | None = None,
-) -> tuple[str, ...]:
-    """Return what a rollback to `target` removes: later releases for the same partitions.
-
-    `undone` goes in any case: the current release, if no target was named.
-    """
-    if target not in published:
-        return ()
-    mine = _home(site, releases[target])
-    above = [name for name in published[_last(list(published), target) + 1 :] if name in releases]
-    off = (name for name in above if name == undone or mine & _home(site, releases[name]))
-    return tuple(dict.fromkeys(off))
-
-
-def _home(site: Site, release: Release) -> set[str]:
-    """The partitions that a release is meant for: not those it serves for want of their own."""
-    serving = {name for name in site.partitions if _serves(release, name)}
-    own = {name for name in serving if _wanted(site, name) in {None, release.stack}}
-    return own or serving
 
 
 def previous(events: Sequence[Event], current: str | None, existing: set[str]) -> str | None:

@@ -317,10 +317,7 @@ def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, E
             f"{release.id} was never published",
             hint=f"`hpcdl stack publish {release.id}` proves it first",
         )
-    undone = current if release_id is None else None
-    known = sound_releases(site)
-    off = modules.taken_off(site, publish_history(history), known, release.id, undone)
-    event = Event("rollback", release.id, off=off)
+    event = Event("rollback" if release_id is None else "rollback-to", release.id)
     return PublishResult(current, release.id, proof, _moves(site, event)), event
 
 

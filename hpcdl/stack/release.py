@@ -120,12 +120,12 @@ class ReleasePlan:
         """Return the steps of a release that does not exist yet."""
         raise NotImplementedError
 
-    def require_ready(self, *, only_look: bool = False) -> None:
+    def require_ready(self) -> None:
         """Raise MissingPrerequisite or BadInput for what this machine lacks to make it."""
         if not self.exists:
-            self.require_tools(only_look=only_look)
+            self.require_tools()
 
-    def require_tools(self, *, only_look: bool) -> None:
+    def require_tools(self) -> None:
         """Raise the same for a release that does not exist yet."""
         raise NotImplementedError
 

@@ -205,16 +205,20 @@ class Advisory:
 
 def findings(site: Site, release: Release, inside: Sequence[Any]) -> list[Advisory]:
     """Everything known, hpcdl's own facts first; one that both know is named once."""
+    own = list(_known(site, release, inside))
+    known = {one.id for one in own}
+    audited = _audited(release, inside, waivers_of(site))
+    return [*own, *(one for one in audited if known.isdisjoint((one.id, *one.aliases)))]
+
+
+def _known(site: Site, release: Release, inside: Sequence[Any] = ()) -> Iterator[Advisory]:
+    """Yield what hpcdl's own facts say of a release."""
     waivers = waivers_of(site)
-    own = []
     for name, row in facts.load("records")["weaknesses"].items():
         if holds(release, row["packages"], row["versions"]):
             patterns = row["packages"]
             hit = (str(p.purl) for p in inside if any(fnmatchcase(p.name, one) for one in patterns))
-            own.append(Advisory(name, (), row["what"], tuple(hit), waiver=waivers.get(name)))
-    known = {one.id for one in own}
-    audited = _audited(release, inside, waivers)
-    return [*own, *(one for one in audited if known.isdisjoint((one.id, *one.aliases)))]
+            yield Advisory(name, (), row["what"], tuple(hit), waiver=waivers.get(name))
 
 
 def _audited(
@@ -398,20 +402,19 @@ def require_answers(site: Site, release: Release) -> None:
 
 def open_questions(site: Site, release: Release) -> Iterator[str]:
     """Yield the open agreements and vulnerabilities, each with what answers it."""
-    table, answered, waivers = facts.load("records"), accepted(site), waivers_of(site)
-    for name, row in table["agreements"].items():
+    answered = accepted(site)
+    for name, row in facts.load("records")["agreements"].items():
         if name not in answered and holds(release, row["packages"]):
             yield (
                 f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula "
                 f"{name} --by NAME`"
             )
-    for name, row in table["weaknesses"].items():
-        waiver = waivers.get(name)
-        if holds(release, row["packages"], row["versions"]) and (
-            not waiver or waiver.until < today()
-        ):
-            state = f"its waiver expired on {waiver.until}" if waiver else "there is no waiver"
-            yield f"{name} ({row['what']}): {state}; `waivers` in {site.source} takes one"
+    for one in _known(site, release):
+        if one.state != "waived":
+            until = (
+                f"its waiver expired on {one.waiver.until}" if one.waiver else "there is no waiver"
+            )
+            yield f"{one.id} ({one.what}): {until}; `waivers` in {site.source} takes one"
 
 
 def holds(release: Release, patterns: list[str], versions: list[str] | None = None) -> bool:

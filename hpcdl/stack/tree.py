@@ -29,6 +29,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -152,16 +153,16 @@ def open_to_readers(root: Path) -> None:
                 os.chmod(path, wanted)  # noqa: PTH101 - thirty thousand of them
 
 
-def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> None:
+def require_space(needs: Mapping[Path, float]) -> None:
     """MissingPrerequisite, before anything is fetched or written, where it will not fit.
 
-    `needs` are GB by directory; directories of one file system are added up. With `only_look` no
-    directory is made, to see whether that can be done.
+    `needs` are GB by directory; directories of one file system are added up.
     """
     wanted: dict[int, float] = {}
     for place, gigabytes in needs.items():
         with explain_os_errors(place):
             here = next(one for one in (place, *place.parents) if one.exists())
+            tempfile.TemporaryFile(dir=here).close()  # whether it can be written, nothing stays
             free, device = shutil.disk_usage(here).free / 1e9, here.stat().st_dev
         wanted[device] = wanted.get(device, 0.0) + gigabytes
         if free < wanted[device]:
@@ -170,9 +171,6 @@ def require_space(needs: Mapping[Path, float], *, only_look: bool = False) -> No
                 f"{free:.1f} GB are free",
                 hint=_FREE,
             )
-    for place in () if only_look else needs:
-        with explain_os_errors(place):
-            place.mkdir(parents=True, exist_ok=True)
 
 
 def require_safe_modes(release: Release, entries: Mapping[str, Entry]) -> None:

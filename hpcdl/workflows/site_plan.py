@@ -102,7 +102,7 @@ def _target(site: Site, plan: ReleasePlan) -> StackTarget:
         if plan.exists:
             release = read_release(site, release.id)
         steps = tuple(plan.steps())
-        plan.require_ready(only_look=True)
+        plan.require_ready()
     except (MissingPrerequisite, BadInput, CommandFailed) as fault:
         lack = fault.in_one_line()
     except BrokenRelease as fault:

@@ -140,6 +140,12 @@ def test_rolling_back_twice_goes_back_twice(site):
     assert current_id(site) == "a"
 
 
+def test_a_plain_rollback_undoes_one_to_a_release_that_was_named(site):
+    go(site, "a", "b", "c")
+    assert rollback(site, "a").after == "a"
+    assert [rollback(site).after for _ in "cba"[:2]] == ["c", "b"]
+
+
 def test_only_what_never_passed_the_gate_is_refused_for_a_rollback(site):
     go(site, "a", "b")
     with pytest.raises(CheckFailed, match="never published"):
@@ -262,6 +268,6 @@ def test_publishing_then_rolling_back_all_the_way_retraces_it(names):
     events = [Event("publish", name, "") for name in names]
     seen = [names[-1]]
     while (target := previous(events, seen[-1], set(names))) is not None:
-        events.append(Event("rollback", target, "", (seen[-1],)))
+        events.append(Event("rollback", target, ""))
         seen.append(target)
     assert seen == names[::-1]

@@ -237,6 +237,15 @@ def test_every_cuda_of_wheels_that_a_tensorflow_can_have_has_its_list():
             assert newest in table["toolkits"], row
 
 
+def test_tensorflow_2_21_alone_needs_a_link_to_cusolver():
+    """TensorFlow's own TryDlopenCUDALibraries found none, and it registered no GPU."""
+    (row,) = facts.load("nvidia_wheels")["links"]
+    for tensorflow, needs in (("2.21.0", True), ("2.20.0", False), ("2.14.1", False)):
+        values = {"tensorflow": tensorflow, "cuda": "12.9.1"}
+        assert all(one.holds(values) for one in conditions(row["when"])) is needs
+    assert Path(row["link"]).name == Path(row["to"]).name
+
+
 @pytest.mark.parametrize("content", ["", "nothing here\n", LINE * 2, LINE[1:]])
 def test_an_edit_that_does_not_fit_exactly_once_is_an_error(tmp_path, content):
     (tmp_path / "CMakeLists.txt").write_text(content)

@@ -30,12 +30,7 @@ def site(tmp_path):
 def current_at(site, *events):
     """Leave a history of actions on releases, each on the first of a month."""
     rows = [
-        {
-            "action": action,
-            "release": name,
-            "at": f"2026-0{month}-01T00:00:00Z",
-            "off": ["b"] if action == "rollback" else [],
-        }
+        {"action": action, "release": name, "at": f"2026-0{month}-01T00:00:00Z"}
         for action, name, month in events
     ]
     write_json(site.paths.prefix / "history.json", {"schema": 1, "events": rows})

@@ -78,7 +78,7 @@ class Adoption(ReleasePlan):
         left_out = ", ".join(_titled(self.site.partition(name)) for name in self.left_out)
         return f"serve {served}, not {left_out}: its code is for {_code(self.lock)}"
 
-    def require_tools(self, *, only_look: bool) -> None:
+    def require_tools(self) -> None:
         """Look for Spack; whether the environment is installed, Spack itself will say."""
         spacks.find_spack()
         spacks.packages_named()
@@ -107,8 +107,8 @@ class Adoption(ReleasePlan):
 def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adoption:
     """Return the plan of an adoption.
 
-    `environment` is its directory, its spack.yaml, or the name of one that Spack manages; `name` is
-    the stack of the site that the release is for, the first by default.
+    `environment` is its directory or its spack.yaml; `name` is the stack of the site that it is
+    for, the first by default.
     """
     request = Resolver(site).serving(find_request(site, name))
     place = _directory(environment)
@@ -153,15 +153,9 @@ def _directory(named: str) -> Path:
     place = path.parent if path.name in {"spack.yaml", "spack.lock"} else path
     if (place / "spack.yaml").is_file():
         return place
-    if not place.exists() and "/" not in named:
-        with scratch_directory() as scope:
-            spack = spacks.open_spack(scope, scope)
-            location = spack.run("location", "--env", named, check=False).stdout.strip()
-        if location and (Path(location) / "spack.yaml").is_file():
-            return Path(location)
     raise BadInput(
         f"{named} is no Spack environment: there is no spack.yaml in it",
-        hint="name its directory; `spack env list` shows those that Spack manages by name",
+        hint="name its directory: `spack location --env NAME` says where Spack keeps one by name",
     )
 
 

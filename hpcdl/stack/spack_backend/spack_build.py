@@ -90,7 +90,7 @@ class SpackPlan(ReleasePlan):
             f"link them and hpcdl {__version__} together in {self.root}/stack",
         ]
 
-    def require_tools(self, *, only_look: bool) -> None:
+    def require_tools(self) -> None:
         """Look for Spack, for what it starts, and for space where the size is known."""
         spacks.find_spack()
         spacks.packages_named()
@@ -105,7 +105,7 @@ class SpackPlan(ReleasePlan):
         # A later build finds most of its packages in the store.
         if self.environment.wheels and not store(self.site).is_dir():
             size = table["build_gb"]["cuda" if self.environment.archs else "cpu"]
-            require_space({store(self.site): size}, only_look=only_look)
+            require_space({store(self.site): size})
 
     def details(self) -> dict[str, Any]:
         """Return the JSON values that only a plan with Spack has."""
