@@ -113,8 +113,8 @@ def _why(rule: SlurmRule) -> tuple[str, ...]:
 
 
 def _table(heads: list[str], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [heads, ["---"] * len(heads), *([_cell(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    head, *lines = (f"| {' | '.join(map(_cell, cells))} |" for cells in (heads, *rows))
+    return "\n".join([head, "|" + "---|" * len(heads), *lines]) + "\n"
 
 
 def _cell(text: str) -> str:

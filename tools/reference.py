@@ -175,9 +175,7 @@ def _form(part: Schema) -> str:
     if low is not None and low == high:
         form = f"`{low}`"
     elif low is not None and high is not None:
-        form += f", {low:,} to {high:,}"
-    elif low is not None:
-        form += f" from {low:,}"
+        form = f"{low:,} to {high:,}"
     examples = part.get("examples", [])
     fixed = low is not None and low == high
     return form + (f", such as `{examples[0]}`" if examples and not fixed else "")
@@ -242,8 +240,7 @@ def commands() -> str:
         "`HPCDL_SITE` counts.\nCommands that change something take `--dry-run`. "
         "[Exit codes](exit-codes.md) are the same for all.\n\n",
         "Faults are text on standard error, also with `--json`: `error: ...`, then `help: ...` "
-        "with the next\nstep. `hpcdl completion bash` or `zsh` prints shell completions; fish "
-        "makes its own of the manual\npages (`fish_update_completions`). "
+        "with the next\nstep. "
         f"Scripts and editors call {', '.join(f'`hpcdl {name}`' for name in MACHINERY)}.\n",
     ]
     for name, what in GROUPS.items():
@@ -287,7 +284,7 @@ def _command(
     parts = [
         f"{'#' * level} `{prog}`",
         _cell(command.summary),
-        f"```console\n$ {command.example}\n```",
+        f"    $ {command.example}",
         _listed(("argument", "meaning"), rows),
         " ".join([*filter(None, [others]), *["Takes `--dry-run`."] * command.changes]),
     ]
