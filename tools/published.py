@@ -17,7 +17,6 @@ from typing import Any
 
 import yaml
 
-from hpcdl import facts
 from hpcdl.predict.machine import (
     Machine,
     kept_bytes,
@@ -28,7 +27,7 @@ from hpcdl.predict.machine import (
     usual_link,
 )
 from hpcdl.predict.step import ENDLESS, PRECISIONS, ModelSplit, Workload, feed
-from hpcdl.results.gpus import gpu_named
+from hpcdl.results.gpus import gpu_named, may_be, model_of_type
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import one_of
 
@@ -42,8 +41,6 @@ _RATE = re.compile(
     r"[0-9]{1,4}(?:\.[0-9]+)?[ -]?(?:Gb/s|Gbit/s|Gbps|GbE|GigE|Gb|Gigabit)(?![A-Za-z])"
     r"|(?i:qdr|fdr|edr|hdr|ndr)\b)"
 )
-_VENDOR = frozenset(("nvidia", "tesla", "geforce"))
-_SXM = re.compile(r"SXM[0-9]")
 _CORES = re.compile(r"(?:\b([0-9]) ?x ?)?\b([0-9]{1,3})[ -]cores?\b", re.IGNORECASE)
 
 
@@ -145,35 +142,15 @@ def _row(value: dict[str, Any]) -> PublishedRow:
 
 @cache
 def gpu_of(text: str) -> str | None:
-    """The facts' name of the GPU that a driver, Slurm or a table means; None for an unknown one.
-
-    Words count, not their order: `A100 80GB PCIe` is A100-PCIe-80GB. What names a whole row goes
-    before what names a part of one.
+    """The facts' name of the GPU that a table means; None for an unknown one.
 
     Raises:
         BadInput: the text fits several rows, such as `H100`.
     """
-    wanted, table = _words(text), facts.load("gpus")
-    bare = "sxm" in wanted  # without its number: any of them
-    rows = {name: _words(_SXM.sub("sxm", name) if bare else name) for name in table["gpus"]}
-    exact = [name for name, words in rows.items() if words == wanted]
-    if exact:
-        return str(exact[0])
-    partly = [name for name, words in rows.items() if wanted and wanted <= words]
-    if len(partly) > 1:
-        raise BadInput(
-            f"the GPU '{text[:60]}' may be {one_of(sorted(partly))}", hint="write one of them"
-        )
-    aliases = [name for alias, name in table["aliases"].items() if _words(alias) == wanted]
-    whole = sorted(
-        (name for name, words in rows.items() if words <= wanted), key=lambda name: -len(rows[name])
-    )
-    return next(map(str, (*partly, *aliases, *whole)), None)
-
-
-def _words(text: str) -> frozenset[str]:
-    """The words of a GPU's name."""
-    return frozenset(re.findall(r"[a-z0-9]+", text.casefold())) - _VENDOR
+    name = re.sub(r"\((SXM\d|PCIe|)[^)]*\)", r"\1", text)  # as in `K80 (one GK210 die)`
+    if cards := may_be(name):
+        raise BadInput(f"the GPU '{text}' may be {one_of(cards)}", hint="write one of them")
+    return model_of_type(name)
 
 
 def precision_of(text: str) -> str:

@@ -401,7 +401,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.jobs.watch import look
     from hpcdl.results.records import RESULT
-    from hpcdl.workflows.expectation import compare, comparison_line, kept
+    from hpcdl.workflows.expectation import compare, kept
 
     submission = require_this_cluster(_found(the_site(args), args.job))
     snapshot = look(submission)
@@ -410,7 +410,7 @@ def _report(args: argparse.Namespace) -> ExitCode:
     )
     expected = kept(submission.folder)
     comparison = compare(expected, report.images_per_second, report.ranks) if expected else None
-    beside = f"\n  {comparison_line(expected, comparison)}" if expected and comparison else ""
+    beside = f"\n  {comparison.description}" if comparison else ""
     data = {
         **asdict(report),
         "expectation": expected and asdict(expected),

@@ -28,7 +28,7 @@ from hpcdl.predict.machine import (
     network,
     of_partition,
 )
-from hpcdl.predict.start import Calibration, Exchange, MeasuredLoss, MeasuredRun
+from hpcdl.predict.start import Calibration, Exchange, MeasuredRun
 from hpcdl.predict.step import (
     ENDLESS,
     FORMS,
@@ -311,21 +311,21 @@ def _step(
     base: Calibration,
     gpus: int,
     nodes: int,
-    ran: MeasuredLoss | None,
+    ran: MeasuredRun | None,
 ) -> StepTime:
     """The step of a count of GPUs, its loss stretched by what the run lost."""
     step = predict_step(machine, work, base.seconds, gpus, nodes)
     if ran is None:
         return step
     if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
-        step = step._replace(compute=min(step.compute, ran.seconds))
+        step = step._replace(compute=min(step.compute, ran.step))
         return step.losing(ran.loss(step.compute))
     theirs = predict_step(machine, work, base.seconds, ran.ranks, ran.nodes)
     return step.losing(start.stretched(step.loss, ran.loss(theirs.compute), theirs.loss))
 
 
 def _bounds(
-    step: StepTime, work: Workload, base: Calibration, ran: MeasuredLoss | None
+    step: StepTime, work: Workload, base: Calibration, ran: MeasuredRun | None
 ) -> tuple[float, float]:
     """Return factors on the rate: the true rate is between them eight times in ten.
 
@@ -519,9 +519,9 @@ def _images(request: ScalingRequest, net: NetworkSums) -> float:
     return request.images or usual
 
 
-def _measured(request: ScalingRequest, work: Workload) -> MeasuredLoss | None:
-    """Return what a run of several ranks lost, where it is of this training."""
+def _measured(request: ScalingRequest, work: Workload) -> MeasuredRun | None:
+    """Return the run of several ranks that is of this training; at its count it is the answer."""
     run = request.run
     if run is None or request.plan or (run.model, run.batch) != (work.net.name, work.batch):
         return None
-    return MeasuredLoss(run.ranks, run.nodes, run.step) if run.ranks > 1 else None
+    return run if run.ranks > 1 else None

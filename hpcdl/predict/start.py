@@ -76,6 +76,10 @@ class MeasuredRun:
         """Seconds of a step of all ranks, waiting and exchanging with it."""
         return self.ranks * self.batch / self.images_per_second
 
+    def loss(self, alone: float) -> float:
+        """Return the logarithm of the step over one rank's own work (`alone`)."""
+        return max(0.0, math.log(self.step / alone))
+
 
 def read_result(path: Path) -> MeasuredRun:
     """Read a result.json of `hpcdl train`; one that measured nothing is a `BadInput`."""
@@ -160,18 +164,6 @@ def trained_precision(name: str, compute: str | None, *, compress: bool = False)
         return "fp16" if compress else "amp"
     multiplied = bool(compute) and float(compute or 0) >= _TF32_SINCE
     return "tf32" if name == "tf32" or multiplied else "fp32"
-
-
-class MeasuredLoss(NamedTuple):
-    """A run of `ranks` on `nodes` nodes, and its step; at its own count it is the prediction."""
-
-    ranks: int
-    nodes: int
-    seconds: float
-
-    def loss(self, alone: float) -> float:
-        """Return the logarithm of the step over one rank's own work (`alone`)."""
-        return max(0.0, math.log(self.seconds / alone))
 
 
 def stretched(loss: float, there: float, theirs: float) -> float:

@@ -310,17 +310,18 @@ def compare(
     if not measured or ranks != expectation.ranks:
         return None
     ratio = measured / expectation.images_per_second
-    verdict = phrase = "as expected"
-    more = ""
+    verdict, more = "as expected", ""
     if measured < expectation.low * (1 - MARGIN):
-        verdict, phrase = "slower", "slower than expected"
+        verdict = "slower"
         more = "; its shares above show where the time went; `hpcdl check run` tests the nodes"
         if expectation.proof == "doubtful":
             more = "; but no similar run was known, so the expectation was rough"
     elif measured > expectation.high * (1 + MARGIN):
-        verdict, phrase = "faster", "faster than expected"
+        verdict = "faster"
         more = "; the next jobs are expected to be like this one"
-    return Comparison(measured, ratio, verdict, f"{phrase}, {ratio:.0%} of it{more}")
+    phrase = verdict if verdict == "as expected" else f"{verdict} than expected"
+    text = f"expected {_rate(expectation)}: {phrase}, {ratio:.0%} of it{more}"
+    return Comparison(measured, ratio, verdict, text)
 
 
 def as_lines(expectation: Expectation) -> list[str]:
@@ -340,11 +341,6 @@ def as_lines(expectation: Expectation) -> list[str]:
         f"         {', '.join(times)}{too_long}",
         f"         based on {e.source} [{e.proof}]",
     ]
-
-
-def comparison_line(expectation: Expectation, comparison: Comparison) -> str:
-    """A comparison as text."""
-    return f"expected {_rate(expectation)}: {comparison.description}"
 
 
 def _rate(e: Expectation) -> str:

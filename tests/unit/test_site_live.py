@@ -111,6 +111,11 @@ def test_a_gpu_that_nobody_knows_is_asked_for_not_guessed(gres, said):
         ("a6000", "RTX-A6000"),
         ("nvidia_rtx_pro_6000_blackwell_server_edition", "RTX-PRO-6000"),
         ("tesla_k40m", "K40"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("A100-SXM-80GB", "A100-SXM4-80GB"),
+        ("Tesla V100-SXM3-32GB", "V100-SXM3-32GB"),
+        ("NVIDIA H200", "H200-SXM"),
+        ("GH200", "GH200"),
     ],
 )
 def test_gres_types_name_models_as_sites_write_them(gres_type, model):
