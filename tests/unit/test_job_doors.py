@@ -7,7 +7,7 @@ import pytest
 
 from hpcdl.cli.framework import build_parser
 from hpcdl.jobs.launchers import LAUNCHERS
-from hpcdl.jobs.spec import JobSpec, check_spec, job_schema, load_request
+from hpcdl.jobs.spec import JobSpec, job_schema
 from hpcdl.system.declare import build, entries, read_file, typed
 from hpcdl.system.document import parse_document
 from hpcdl.system.errors import BadInput
@@ -55,16 +55,6 @@ def test_an_empty_name_in_a_file_is_no_directory(key):
     with pytest.raises(BadInput) as caught:
         by_file(f'schema: 1\n{key}: ""\n')
     assert f"'{key}' is empty" in str(caught.value.in_one_line())
-
-
-def test_a_data_set_is_named_once():
-    with pytest.raises(BadInput, match="exclude each other"):
-        check_spec(JobSpec("p", data="/d", environment={"HPCDL_DATA": "/e"}))
-
-
-def test_the_forms_of_memory_exclude_each_other():
-    with pytest.raises(BadInput, match="exclude each other"):
-        check_spec(JobSpec("p", mem=1, mem_per_gpu=1))
 
 
 SWEPT = {
@@ -159,23 +149,6 @@ def test_the_schema_is_valid_json_schema_and_knows_every_launcher():
 )
 def test_options_go_before_the_file(job_file, hpcdl, words, line):
     assert line in render(hpcdl, job_file, *words)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("schema: 1\n", "", "the file lacks the key 'schema'"),
-        ("name: mine", "launcher: mpirun", "did you mean 'mpi-mpirun'?"),
-        ("env: {", "env: {'A B': x, ", "'A B' is no valid name"),
-        ('program: [python, -c, pass, --lr, 0.1, "a b"]', "program: []", "needs at least 1"),
-    ],
-)
-def test_faults_are_shown_with_their_place(job_file, old, new, said):
-    assert old in JOB_FILE
-    job_file.write_text(JOB_FILE.replace(old, new))
-    with pytest.raises(BadInput) as caught:
-        load_request(job_file)
-    assert said in caught.value.render()
 
 
 def test_a_path_may_begin_with_the_home(tmp_path, hpcdl, monkeypatch):
