@@ -28,7 +28,7 @@ from hpcdl.stack.sbom import (
     waivers_of,
     write_sbom,
 )
-from hpcdl.system.errors import BadInput, CheckFailed
+from hpcdl.system.errors import CheckFailed
 from tests.make.releases import make_release, passing, silent
 from tests.make.sites import small_site
 
@@ -99,12 +99,6 @@ def test_the_release_with_an_open_question_is_not_published(site):
         publish(site, "gpu", passing, say=silent)
     assert "cuDNN" in caught.value.details[0]
     assert current_id(site) is None
-
-
-def test_an_unknown_agreement_gets_the_nearest_name(site):
-    with pytest.raises(BadInput) as caught:
-        accept(site, "cudn", "Ada")
-    assert caught.value.hint == "did you mean 'cudnn'?"
 
 
 def test_an_expired_waiver_stops_a_publish_and_is_no_answer(site, monkeypatch):

@@ -157,7 +157,9 @@ def render_site(site: Site, partition: Partition) -> str:
     return template.render(
         site=site.name,
         target=partition.target,
-        packages=_packages(settings.externals, site.slurm.version, site.slurm.pmix),
+        packages=_packages(settings.externals, site.slurm.version),
+        pmix=site.slurm.pmix,
+        compiler=_program,
         store=settings.store or site.paths.prefix / "spack" / "store",
         padded_length=settings.padded_length,
         build_jobs=settings.build_jobs,
@@ -185,32 +187,14 @@ def _requirements(wanted: SpackEnvironment) -> Iterator[tuple[str, str, str]]:
         yield book["packages"][component], f"@{wanted.versions[component]}", ""
 
 
-def _packages(
-    externals: tuple[External, ...], slurm: str, pmix: str | None
-) -> list[dict[str, Any]]:
-    """Return the scope's packages: externals by name, and Slurm's PMIx as a requirement.
-
-    Slurm is the machine's, in /usr where the site names no other prefix.
-    """
-    why = "Open MPI speaks to Slurm through PMIx: it has to be the one Slurm was built with."
-    packages: dict[str, dict[str, Any]] = {
-        "pmix": {"why": why, "require": f"@{pmix}" if pmix else "", "externals": []}
-    }
+def _packages(externals: tuple[External, ...], slurm: str) -> dict[str, list[External]]:
+    """The externals by package; Slurm is the machine's, in /usr where no other prefix is named."""
+    packages: dict[str, list[External]] = {"pmix": []}
     if not any(external.name == "slurm" for external in externals):
         externals = (*externals, External("slurm", slurm, Path("/usr")))
     for external in externals:
-        row: dict[str, Any] = {
-            "spec": f"{external.name}@{external.version}",
-            "prefix": external.prefix,
-            "compilers": [],
-        }
-        if external.name == "gcc":
-            row["spec"] += " languages:='c,c++,fortran'"
-            programs = {"c": "gcc", "cxx": "g++", "fortran": "gfortran"}
-            row["compilers"] = [(lang, _program(external, name)) for lang, name in programs.items()]
-        plain = {"why": "", "require": "", "externals": []}
-        packages.setdefault(external.name, plain)["externals"].append(row)
-    return [{"name": name, **row} for name, row in packages.items()]
+        packages.setdefault(external.name, []).append(external)
+    return packages
 
 
 def _program(gcc: External, name: str) -> Path:

@@ -184,7 +184,8 @@ def build_spack(plan: SpackPlan, say: Say) -> Release:
     plan.require_ready()
     say(plan.environment.why)
     with shared_lock(plan.folder / ".lock", wait_seconds=10):
-        return _build(plan, BuildCache.of_site(plan.site), say)
+        cache = BuildCache(shared(plan.site) / "buildcache", plan.site.spack.signing_key or "")
+        return _build(plan, cache, say)
 
 
 def _build(plan: SpackPlan, cache: BuildCache, say: Say) -> Release:
@@ -312,11 +313,6 @@ class BuildCache:
 
     folder: Path
     key: str
-
-    @classmethod
-    def of_site(cls, site: Site) -> BuildCache:
-        """The site's own."""
-        return cls(site.paths.prefix / "spack" / "buildcache", site.spack.signing_key or "")
 
     def settings(self) -> dict[str, str]:
         """Spack's settings of it, by file name; it installs what is signed alone."""
