@@ -321,14 +321,17 @@ def export_lists(job: Job) -> Iterator[Hit]:
                 yield at("export-comma", option, f"'{text[:40]}' is taken for a name")
 
 
-@checks("mpi-plugin")
+@checks("mpi-plugin", "partition-limit")
 def mpi_of_steps(job: Job) -> Iterator[Hit]:
-    """--mpi= of steps against the plug-ins of the release."""
+    """--mpi= of steps against the plug-ins of the cluster, else of the release."""
     plugins, known = mpi_plugins(job.release), {row["name"] for row in load("slurm_rules")["mpi"]}
+    here = next((one.mpi for one in job.limits_for(job.options) if one.mpi), ())
     for step in job.sruns:
         option = step.options.last("mpi")
         name = option.text.partition(",")[0] if option else ""
-        if option and name in known - {*plugins}:
+        if option and here and name not in {"", "list", *here} and "$" not in name:
+            yield at("partition-limit", option, f"srun --mpi takes {', '.join(here)} here")
+        elif option and name in known - {*plugins}:
             yield at("mpi-plugin", option, f"Slurm {job.release} has: {', '.join(plugins)}")
 
 
@@ -361,12 +364,6 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
             asked = (part.last(*_FIELDS[name]) for name in misfit.fields)
             if place := next((one for one in asked if one and one.fact), None):
                 yield at("partition-limit", place, misfit.why)
-    mpi = [one.mpi for one in job.limits_for(job.options) if one.mpi]
-    for step in job.sruns if mpi else ():
-        option = step.options.last("mpi")
-        name = option.text.partition(",")[0] if option else ""
-        if option and name not in {"", "list", *mpi[0]} and "$" not in name:
-            yield at("partition-limit", option, f"srun --mpi takes {', '.join(mpi[0])} here")
 
 
 # ---- values ----

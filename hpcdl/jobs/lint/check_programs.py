@@ -11,7 +11,7 @@ from hpcdl.jobs.lint.check_steps import AMD
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import LAUNCHERS, JobStep
 from hpcdl.jobs.lint.shell import ShellCommand, Word, names
-from hpcdl.slurm.rules import all_rules
+from hpcdl.slurm.rules import all_rules, rule
 from hpcdl.slurm.unwrap import MPIRUN, is_agent
 from hpcdl.system.text import count_of, nearest
 
@@ -29,6 +29,7 @@ _AS_LIST = re.compile(
     r"^[^#\n]*?(?<![\w-])("
     rf"for +\w+ +in +(?:{_NODELIST}|{_ECHOED})(?= *(?:;|$))"
     rf"|ssh +(?:-\S+ +)*{_NODELIST}(?=\s)"
+    rf"|read +(?:-\w+ +)+\w+ *<<< *{_NODELIST}"
     rf"|(?:-H|--?hosts?|--?master[-_]addr)[= ]{_NODELIST}(?::\d+)?(?=\s|$)"
     rf"|(?:MASTER_ADDR|MASTER|HEAD_NODE|head_node)=(?:{_NODELIST}|{_ECHOED})(?=\s|;|$)"
     rf"|echo +{_NODELIST} *>+ *\S*(?:host|machine|node)\S*)",
@@ -293,7 +294,7 @@ def _takes_all(job: Job, step: JobStep) -> bool:
     """Whether a step asks for a part of the node's tasks, and gets all of it."""
     options = step.options
     shares = options.has("exact", "exclusive", "overlap", "oversubscribe", "jobid", "het-group")
-    exact = options.has("cpus-per-task") and str(job.release) >= "22.05"
+    exact = options.has("cpus-per-task") and rule("exact-implied").holds(job.release)
     tasks = options.number("ntasks")
     part = tasks is not None and job.tasks is not None and tasks < job.tasks
     return part and not (shares or exact or options.opaque or step.trivial)
@@ -368,7 +369,7 @@ def words_that_rules_name(job: Job) -> Iterator[Hit]:
         # A script for several batch systems asks first which one it runs in.
         sure = not command.scopes and command.name not in _ASKING
         for word in (*command.assignments, *command.words) if sure else ():
-            for rule, pattern in _BY_WORDS:
+            for rule_id, pattern in _BY_WORDS:
                 match = pattern.search(word.raw)
                 if match and not own & set(match.groups()):
-                    yield Hit(rule, word.start + match.start(), len(match[0]), match[0][:40])
+                    yield Hit(rule_id, word.start + match.start(), len(match[0]), match[0][:40])
