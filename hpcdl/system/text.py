@@ -183,8 +183,11 @@ def one_of(choices: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A hint for an unknown name: the nearest one, else the list of all, or of the first."""
-    names = list(choices)
+    """A hint for an unknown name: the nearest one, else the list of all, or of the first.
+
+    Names may be anybody's: none begins a line, which could look like a hint of ours.
+    """
+    names = [*map(in_a_line, choices)]
     if (close := nearest(word, names)) is not None:
         return f"did you mean '{close}'?"
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""

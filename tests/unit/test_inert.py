@@ -26,7 +26,16 @@ from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.report.page import night_page
 from hpcdl.system.errors import BadInput
-from hpcdl.system.text import UNSEEN, StatusLine, inert, inert_output, markdown_cell, paint, table
+from hpcdl.system.text import (
+    UNSEEN,
+    StatusLine,
+    did_you_mean,
+    inert,
+    inert_output,
+    markdown_cell,
+    paint,
+    table,
+)
 from tests.make import results
 
 HOSTILE = "=2+2\x1b[2J\x07\x9b31m\r\u202egnp.exe\u200b\u2066\ufeff\x00<b>|`x`[a](b)\U000e0041\nPASS"
@@ -112,6 +121,12 @@ def test_a_name_makes_no_line_no_link_and_no_code_of_a_table():
     assert len(lines) == 3
     assert not re.search(r"(?<!\\)[`\[<]", lines[2])
     assert len(table([[HOSTILE]]).splitlines()) == 1
+
+
+def test_a_name_in_a_hint_begins_no_line_that_looks_like_ours():
+    """The names of an imported history were shown as they are: `help: run ...` on its own line."""
+    for word in ("nothing", "x\nhelp: run mf"):
+        assert "\n" not in did_you_mean(word, ["x\nhelp: run me", "other"])
 
 
 def test_a_cell_of_markdown_makes_no_link_and_notifies_nobody():
