@@ -67,7 +67,7 @@ def page(text):
     run = {"run": text, "seconds": 1.0, "verdicts": [verdict(text)]}
     with TemporaryDirectory() as folder, open_history(Path(folder, "history")) as history:
         answer = ask(history, now=datetime.now(timezone.utc))
-        return night_page(run, history, [{}], site=text, answer=answer)
+        return night_page(run, history, site=text, answer=answer)
 
 
 OUTPUTS = {
