@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Group, command, option, show, the_site
 from hpcdl.system.amounts import amount, positive
@@ -81,6 +81,11 @@ _GATE_ARGUMENTS = (
 )
 
 
+def _asked_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What the options ask of the gate."""
+    return {"local": args.local, "partitions": args.partition, "wait_minutes": args.wait}
+
+
 @command(
     "hpcdl stack publish tensorflow-2.21.0-cpu-1f0c9a3e",
     option("release", "release id (default: the newest one built)", nargs="?"),
@@ -98,14 +103,7 @@ def _publish(args: argparse.Namespace) -> ExitCode:
     if args.dry_run:
         return _show(site, plan_publish(site, release_id), args)
     say = progress_teller()
-    gate, enough = choose_gate(
-        site,
-        read_release(site, release_id),
-        say,
-        local=args.local,
-        partitions=args.partition,
-        wait_minutes=args.wait,
-    )
+    gate, enough = choose_gate(site, read_release(site, release_id), say, **_asked_of(args))
     switch = publish(site, release_id, gate, say=say, enough=enough)
     return _show(site, switch, args)
 
@@ -143,14 +141,7 @@ def _verify(args: argparse.Namespace) -> ExitCode:
 
     site = the_site(args)
     release = find_release(site, args.release)
-    gate, _ = choose_gate(
-        site,
-        release,
-        progress_teller(),
-        local=args.local,
-        partitions=args.partition,
-        wait_minutes=args.wait,
-    )
+    gate, _ = choose_gate(site, release, progress_teller(), **_asked_of(args))
     proof = verify(site, release.id, gate)
     end = f"passed the gate: {proof.describe()}" if proof.passed else "did not pass the gate"
     text = "\n".join([*_checks(proof), f"{proof.release} {end}"])
