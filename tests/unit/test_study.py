@@ -326,13 +326,14 @@ def test_a_restart_of_slurm_ends_no_study_its_end_does(study, monkeypatch, silen
 
 
 @pytest.mark.parametrize(
-    "noted", ["{", "{}", "[]", "[" * 100_000, '{"schema": 2, "cores": "many"}']
+    "noted", ["{", "{}", "[]", "[" * 100_000, '{"schema": 1, "cores": 2, "load": 3}']
 )
 def test_a_damaged_note_of_the_machine_is_no_other_machine(study, noted):
     plan = finish(study(), {1: 8.0})
     (plan.folder / "machine.json").write_text(noted)
-    with pytest.raises(BadInput, match=r"machine\.json"):
+    with pytest.raises(BadInput, match=r"machine\.json") as caught:
         findings_of(plan)
+    assert "run it again" in caught.value.hint
 
 
 # ---- predictions ----

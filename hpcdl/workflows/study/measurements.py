@@ -221,4 +221,8 @@ def noted_run(folder: Path) -> NotedRun:
     """
     if not (folder / _NOTE).exists():
         return NotedRun(len(os.sched_getaffinity(0)))
-    return build(NotedRun, read_file(NotedRun, read_document(folder / _NOTE), 2))
+    try:
+        return build(NotedRun, read_file(NotedRun, read_document(folder / _NOTE), 2))
+    except BadInput as fault:
+        hint = "remove the study's directory and run it again"
+        raise BadInput(fault.message, details=fault.details, hint=hint) from fault
