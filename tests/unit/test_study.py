@@ -88,6 +88,8 @@ def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(nam
 def test_every_script_of_every_study_is_clean_under_lint_and_bash(name, scale):
     site = shipped_site("embedded" if scale == "small" else "p100-v100-k80")
     plan = make_plan(site, load_study(name), scale)
+    # By the same program two launchers had one cell, and so one result.
+    assert len({cell.point.id for cell in plan.cells}) == len(plan.cells)
     # TensorFlow's servers ask nobody for a password: a site must say that it trusts its network.
     left_out = [cell for cell in plan.cells if cell.point.problem]
     assert all("multiworker" in cell.point.problem for cell in left_out)

@@ -158,7 +158,8 @@ def _cells(
     for point in sweep.plan(site, base, matrix, excluded):
         spec = point.spec
         # The interpreter is no part of the id: a report finds results without it.
-        everything = {**point.values, **spec.environment, "program": shlex.join(spec.program)}
+        everything = {**jobs.named, **point.values, **spec.environment}
+        everything |= {"program": shlex.join(spec.program), "launcher": spec.launcher}
         program = tuple(python if word == PYTHON else word for word in spec.program)
         point = replace(
             point,
