@@ -46,7 +46,6 @@ from hpcdl.stack.recipe import (
     new_log,
     record_digest,
     require_as_built,
-    wheels_cache,
 )
 from hpcdl.stack.release import MODULE, digest
 from hpcdl.stack.resolve_facts import known, sentence
@@ -54,6 +53,7 @@ from hpcdl.stack.resolve_solver import Rule
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.packages import find_program
+from hpcdl.system.resources import cache
 from hpcdl.system.run import CommandFailed, module_argv, run
 from hpcdl.system.text import one_of
 from hpcdl.system.trust import require_private
@@ -114,7 +114,7 @@ def modules_behind(program: str) -> list[dict[str, str]]:
 
 def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain) -> Path:
     """Return the path of a recipe's wheel by these compilers, whether or not it exists."""
-    return wheels_cache() / f"{_name(recipe, python, mpi)}-{digest(str(tools))}"
+    return cache("wheels") / f"{_name(recipe, python, mpi)}-{digest(str(tools))}"
 
 
 def _name(recipe: Recipe, python: Interpreter, mpi: str) -> str:
@@ -131,7 +131,7 @@ def find_horovod(
 
     See `require_as_built`.
     """
-    folders = wheels_cache().glob(f"{_name(recipe, python, mpi)}*/horovod-*.whl")
+    folders = cache("wheels").glob(f"{_name(recipe, python, mpi)}*/horovod-*.whl")
     for wheel in sorted(filter(is_recorded, folders)):
         if tools is None or built_with(wheel) == str(tools):
             return require_as_built(wheel)
@@ -155,7 +155,7 @@ def build_horovod(
     assert recipe.horovod is not None
     packages = environment / "lib" / f"python{python.minor}" / "site-packages"
     folder = horovod_folder(recipe, python, mpi, tools)
-    with shared_lock(wheels_cache() / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
+    with shared_lock(cache("wheels") / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
         if find_horovod(recipe, python, mpi, tools) is None:
             with made_aside(folder, folder.name) as partial:
                 env = tools.environment()
@@ -516,8 +516,8 @@ def cuda_wheels(cuda: str) -> dict[str, dict[str, str]]:
 
 def cuda_tree(cuda: str, python: Interpreter, say: Say) -> Path:
     """The tree of a CUDA release, fetched and laid out now where it is not there."""
-    folder = wheels_cache() / f"cuda-{cuda}-{digest(cuda_wheels(cuda), _TRANSLATOR)}"
-    with shared_lock(wheels_cache() / ".cuda.lock", wait_seconds=_FETCH_SECONDS):
+    folder = cache("wheels") / f"cuda-{cuda}-{digest(cuda_wheels(cuda), _TRANSLATOR)}"
+    with shared_lock(cache("wheels") / ".cuda.lock", wait_seconds=_FETCH_SECONDS):
         if not folder.is_dir():
             say(f"fetching NVIDIA's wheels of CUDA {cuda} to compile with (about 0.2 GB, once)")
             with made_aside(folder, f"cuda-{cuda}-*") as partial:

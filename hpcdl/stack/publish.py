@@ -298,10 +298,6 @@ def overview(site: Site) -> list[dict[str, Any]]:
 
 def plan_rollback(site: Site, release_id: str | None = None) -> PublishResult:
     """Return the switch that `rollback` would make."""
-    return _plan_rollback(site, release_id)[0]
-
-
-def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, Event]:
     history, current = read_history(site), current_id(site)
     target = release_id or modules.previous(history, current, set(release_ids(site)))
     if target is None:
@@ -317,8 +313,12 @@ def _plan_rollback(site: Site, release_id: str | None) -> tuple[PublishResult, E
             f"{release.id} was never published",
             hint=f"`hpcdl stack publish {release.id}` proves it first",
         )
-    event = Event("rollback" if release_id is None else "rollback-to", release.id)
-    return PublishResult(current, release.id, proof, _moves(site, event)), event
+    moves = _moves(site, _event_back(release.id, release_id))
+    return PublishResult(current, release.id, proof, moves)
+
+
+def _event_back(target: str, named: str | None) -> Event:
+    return Event("rollback" if named is None else "rollback-to", target)
 
 
 def _moves(site: Site, event: Event) -> dict[str, tuple[str, str]]:
@@ -337,7 +337,8 @@ def rollback(site: Site, release_id: str | None = None) -> PublishResult:
     Partitions of other stacks keep what they have.
     """
     with switch_lock(site, SOON_SECONDS):
-        planned, event = _plan_rollback(site, release_id)
+        planned = plan_rollback(site, release_id)
+        event = _event_back(planned.after, release_id)
         show_modules(site, read_release(site, planned.after), event)
         _switch(site, event, planned.before)
     return planned

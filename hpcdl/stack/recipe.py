@@ -72,11 +72,6 @@ _BUILD_SECONDS = 600
 _TOP = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
 
 
-def wheels_cache() -> Path:
-    """Where wheels are kept, fetched or built."""
-    return cache("wheels")
-
-
 def new_log(what: str) -> Path:
     """A fresh log file's path."""
     return home("logs", "stack") / f"{utc_stamp()}-{os.getpid()}-{what}.log"
@@ -119,7 +114,7 @@ def read_wheels(lock: Path) -> list[dict[str, str]]:
 def lock_wheels(recipe: Recipe, python: Interpreter, say: Say) -> Path:
     """The file that locks a recipe's wheels, made now where it is not there."""
     target, beside = lock_file(recipe, python), pins(recipe.tensorflow, python.minor)
-    with shared_lock(wheels_cache() / ".lock", wait_seconds=_FETCH_SECONDS):
+    with shared_lock(cache("wheels") / ".lock", wait_seconds=_FETCH_SECONDS):
         if found_lock(recipe, python):
             return target
         say(f"looking up {recipe.package} {recipe.tensorflow} and what it needs")
@@ -303,8 +298,8 @@ def own_wheel() -> tuple[str, Path]:
     members = {name: path.read_bytes() for name, path in own_files()}
     own, info = _digest_of(members), f"hpcdl-{__version__}.dist-info"
     name = f"hpcdl-{__version__}-py3-none-any.whl"
-    target = wheels_cache() / f"hpcdl-{__version__}-{own}" / name
-    with shared_lock(wheels_cache() / ".hpcdl.lock", wait_seconds=_BUILD_SECONDS):
+    target = cache("wheels") / f"hpcdl-{__version__}-{own}" / name
+    with shared_lock(cache("wheels") / ".hpcdl.lock", wait_seconds=_BUILD_SECONDS):
         if not is_recorded(target):
             members |= {f"{info}/{file}": text.encode() for file, text in _metadata().items()}
             write_atomic(target, pack(members, f"{info}/RECORD"))

@@ -23,7 +23,6 @@ from hpcdl.regress.run_directory import is_held, is_named_as_run, read_events, r
 from hpcdl.site import Site
 from hpcdl.site.model import Limits
 from hpcdl.slurm import client
-from hpcdl.stack.recipe import wheels_cache
 from hpcdl.stack.tree import build_lock
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import locked, opened, size_of
@@ -99,7 +98,7 @@ def _limited(site: Site, kind: CleanedKind) -> CleanedKind:
 
 def _hold_locks(site: Site, kind: str, held: ExitStack) -> str:
     """Lock out builds and publishes; return who is at work, if any."""
-    wheels = wheels_cache()
+    wheels = cache("wheels")
     places = (build_lock(site), wheels / ".lock", wheels / ".horovod.lock", wheels / ".cuda.lock")
     try:
         for lock in places if kind == "cache" else ():

@@ -13,7 +13,6 @@ import pytest
 from hpcdl.site import load_site
 from hpcdl.site.sections import CLEANED, Limits
 from hpcdl.slurm import client
-from hpcdl.stack.recipe import wheels_cache
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked
 from hpcdl.system.resources import cache, home
@@ -133,14 +132,14 @@ def test_links_to_queued_jobs_stay_and_all_of_them_where_slurm_is_away(site, mon
 
 
 def test_nothing_is_taken_from_a_build(site):
-    old = made(wheels_cache() / "old", 400)
+    old = made(cache("wheels") / "old", 400)
     (site.paths.prefix / "releases").mkdir()
-    for lock in (wheels_cache() / ".lock", site.paths.prefix / "releases/.build.lock"):
+    for lock in (cache("wheels") / ".lock", site.paths.prefix / "releases/.build.lock"):
         with locked(lock):
             (item,) = clean(site, ["cache"])
             assert f"pid {os.getpid()}" in item.kept
     assert gone(clean(site, ["cache"])) == {old}
-    fresh = made(wheels_cache() / "fresh", 0)
+    fresh = made(cache("wheels") / "fresh", 0)
     assert gone(clean(replace(site, clean={"cache": Limits(0, 0)}), ["cache"])) == set(), (
         "in use within the last hour"
     )

@@ -309,7 +309,8 @@ def make_view(spack: Spack, root: Path, lock: Lock, inventory: Inventory) -> Non
 
 def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
     """Package repositories that go into the release, all but Spack's own, and their places."""
-    names = sorted((lock.namespaces & set(found.repos)) - {"builtin"})
+    used = {str(spec["namespace"]) for spec in lock.specs.values()}
+    names = sorted((used & set(found.repos)) - {"builtin"})
     return {name: Path("spack_repo", *name.split(".")) for name in names}
 
 

@@ -454,11 +454,6 @@ class Lock:
         return str(target if isinstance(target, str) else target["name"])
 
     @property
-    def namespaces(self) -> set[str]:
-        """The package repositories that its recipes come from."""
-        return {str(spec["namespace"]) for spec in self.specs.values()}
-
-    @property
     def variant(self) -> str:
         """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
         return variant_of(self.archs, self.components.get("cuda", ""))
