@@ -228,7 +228,7 @@ def test_a_copy_in_the_user_s_own_name_is_read(tmp_path):
 # Groups that run in jobs: test_train_*, test_stage and test_preflight try their arguments.
 IN_JOBS = {"train", "data", "stage", "preflight"}
 DATA = {
-    *("check report folder", "predict --calibrate", "job lint files"),
+    *("check report folder", "predict --calibrate", "job lint files", "site --output"),
     *(f"job {one}" for one in ("--job", "cancel jobs", "log job", "report job", "watch job")),
 }
 """What is read as data, whoever wrote it: bounded, never run. Whose a job is, is asked next."""
