@@ -65,7 +65,7 @@ def _request_of(args: argparse.Namespace, **more: Any) -> CheckRequest:
 
 def _shown(status: StatusLine) -> Progress:
     """Return the function that updates the status line while checks run."""
-    from hpcdl.regress.check_text import progress_line
+    from hpcdl.regress.formats import progress_line
 
     def progress(directory: RunDirectory) -> None:
         text, key = progress_line(directory)
@@ -142,7 +142,7 @@ def _settings_of(site: Site) -> str:
 def _run(args: argparse.Namespace) -> ExitCode:
     """Run checks on the cluster and print a verdict for each."""
     from hpcdl.regress.answer import gate_text
-    from hpcdl.regress.check_text import outcome_text
+    from hpcdl.regress.formats import outcome_text
     from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.regress.runner import as_data, run_checks
     from hpcdl.system.text import StatusLine
@@ -321,7 +321,7 @@ def _references(args: argparse.Namespace) -> ExitCode:
 
 
 def _measure(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.check_text import references_text
+    from hpcdl.regress.formats import references_text
     from hpcdl.regress.measuring import measure
     from hpcdl.regress.reframe_adapter.process import require_reframe
     from hpcdl.system.text import StatusLine
@@ -342,7 +342,7 @@ def _measure(args: argparse.Namespace) -> ExitCode:
 
 
 def _show_references(args: argparse.Namespace) -> ExitCode:
-    from hpcdl.regress.check_text import references_text
+    from hpcdl.regress.formats import references_text
     from hpcdl.regress.references import load_references
 
     rows = [

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 )
 def _history(args: argparse.Namespace) -> ExitCode:
     """Show, export or import the history of results."""
-    from hpcdl.regress.check_text import history_text
     from hpcdl.regress.exchange import as_json_lines
+    from hpcdl.regress.formats import history_text
     from hpcdl.regress.history import history_path, read_history
 
     site = the_site(args)
