@@ -6,10 +6,8 @@ its standard error, as Student's t turned into a normal deviate (Wallace 1959), 
 dependence are estimates. Nights are looked at as they come; nothing looks ahead. A change that is
 found begins a new level, which inherits the scatter of the one before.
 
-A night that was measured again is looked at by itself (`_strength`). A run counts by how seldom
-nights are as low, whatever their distribution. What made the night doubtful happens by chance on
-DOUBT of the nights; given that, its further runs are fair, and say how sure a drop is. What all
-runs of a night share is taken off.
+A night that was measured again is looked at by itself, run by run (`look`): how far its runs and
+those of the night before lie below the level, and how much of that all runs of a night share.
 
 The constants:
 TELL: z-score from which a change is reported; 3.3 is what 1 false alarm in 2,000
@@ -17,9 +15,8 @@ TELL: z-score from which a change is reported; 3.3 is what 1 false alarm in 2,00
 SURE: what a rise needs.
 BREAKAGE: a night so far below its level, and twice as far as any before, counts in full.
 ODDS: (log) at which a level counts as the old one again: 20 to 1.
-DOUBT: the share of a level's nights that speak for a drop as much as one that is measured again.
-GO_ON: the strength of fresh runs from which one more is made, and by how much it grows with each.
-ALONE: deviates by which the lowest run may be lower than the middle one.
+DOUBT: the shares of a level's nights, and of the means of two in a row, that are as low as a night
+    that is measured again; GO_ON is the strength from which it is measured once more.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from statistics import NormalDist, fmean, median, median_high
+from statistics import NormalDist, median
 from typing import NamedTuple
 
 from hpcdl.regress.estimate import (
@@ -43,10 +40,10 @@ from hpcdl.regress.estimate import (
 )
 
 TELL, SURE, BREAKAGE, ODDS = 3.3, 4.4, 0.15, 3.0
-DOUBT, GO_ON, ALONE = 0.056, (2.25, 0.25), 1.0
+DOUBT, GO_ON = (0.03, 0.02), 2.2
 CLEAR = 1.3
 """(log) odds by which a night must speak for one of two levels, before something is blamed."""
-_SPIKE, _SETTLED = 4.5, 10
+_SPIKE = 4.5
 MIN_NIGHTS, FEW_NIGHTS, LEVEL_NIGHTS = 20, 6, 90
 """Nights of a first level and of later ones before changes can be seen; the most that make one."""
 WINDOWS = (2, 3, 4, 5, 6, 8, 10, 13, 17, 22, 28, 36, 46, 60, 80)
@@ -76,10 +73,10 @@ class Found(NamedTuple):
 def closing_strength(budget: float, series: int) -> float:
     """The evidence from which on one of so many series may close a gate.
 
-    All of them together do so wrongly on at most `budget` of the nights (Bonferroni 1936). A
-    quarter is for looks at a night, one for windows: what is closed by chance stays so a while.
+    All of them together do so wrongly on at most `budget` of the nights (Bonferroni 1936, over
+    series and windows).
     """
-    return -_NORMAL.inv_cdf(budget / (4 * max(1, series) * len(WINDOWS)))
+    return -_NORMAL.inv_cdf(budget / (max(1, series) * len(WINDOWS)))
 
 
 @dataclass
@@ -189,16 +186,27 @@ def _until(nights: Nightly, end: int) -> _State:
 
 def _step(state: _State, night: int) -> None:
     _look_for_end(state, night)
-    _learn_shared(state, night - _SETTLED)  # by now a drop by chance is over
     # Such a night would also tip slow evidence over, and hide behind an earlier onset.
     if _looked(state, night):
         return
+    _learn_shared(state, night)
     if night - state.start > state.need:
         _look_for_change(state, night)
 
 
-def is_doubtful(nights: Nightly, enough: float, *, fresh: bool = False) -> bool:
-    """Return whether the last night of a series should be measured again.
+class Look(NamedTuple):
+    """The last night by itself: whether to measure it again, and how sure a drop is.
+
+    `strength` is a normal deviate; `first` the night that the drop would have begun with.
+    """
+
+    doubtful: bool
+    strength: float
+    first: int
+
+
+def look(nights: Nightly, enough: float, *, fresh: bool = False) -> Look:
+    """Look at the last night of a series while it may still be measured again.
 
     `enough` is the strength from which on its gate closes, as `closing_strength` gives it. With
     `fresh`, such as on the first night of a release, three times as many nights are doubtful.
@@ -206,12 +214,12 @@ def is_doubtful(nights: Nightly, enough: float, *, fresh: bool = False) -> bool:
     night = len(nights.values) - 1
     state = _until(nights, night)
     _look_for_end(state, night)
+    first, strength = _strength(state, night)
     runs = len(nights.runs[night]) if nights.runs else 1
     if runs == 1:  # however low: it may be a spike
-        return _is_low(state, night, 3 if fresh else 1)
-    seen = _strength(state, night)
-    least = GO_ON[0] + (runs - 2) * GO_ON[1]
-    return seen.fresh >= least and _as_one_of_many(seen.all) < enough
+        return Look(_is_low(state, night, 3 if fresh else 1), strength, first)
+    sure = _as_one_of_many(strength) >= enough
+    return Look(not sure and strength >= GO_ON + (runs - 2) / 2, strength, first)
 
 
 def _unsure(state: _State, night: int) -> Found | None:
@@ -222,127 +230,82 @@ def _unsure(state: _State, night: int) -> Found | None:
 
 
 def _is_low(state: _State, night: int, times: int) -> bool:
-    """Return whether a night, or it and the one before, speak for a drop as few before did."""
+    """Return whether a night, or it and the one before, are among the lowest of their level."""
     # The first run of each: what was measured again for being low is no longer as low.
-    nights, start = state.nights, max(state.start, night - LEVEL_NIGHTS)
-    values = nights.firsts
+    values, start = state.nights.firsts, max(state.start, night - LEVEL_NIGHTS)
     if last := _unsure(state, night):
         return values[night] < last.before - last.noise.spread
     past = values[start:night]
+    if len(past) > 2 and values[night] < median(past) * (1 - BREAKAGE / 2):
+        return True
     if len(past) < state.need:
-        return len(past) > 2 and values[night] < median(past) * (1 - BREAKAGE / 2)
+        return False
     level = median(past)
-    each = [*state.earlier, *(value - level for value in past)][-LEVEL_NIGHTS:]
-    spread = max(spread_of(each), NARROWEST * level)
-    each = [one / spread for one in each if one > -_SPIKE * spread]
-    before = [_odds(two) + math.log1p(math.exp(_odds(one))) for one, two in pairwise(each)]
-    runs = nights.runs_of(night - 1)
-    weight = 1 / (state.shared.part + (1 - state.shared.part) * nights.usual / len(runs))
-    late = _odds((sum(runs) / len(runs) - level) / spread, max(1.0, weight))
-    tonight = _odds((values[night] - level) / spread) + math.log1p(math.exp(late))
-    seldom = 1 + sum(one >= tonight for one in before)
-    return values[night] < level and seldom <= max(1.0, DOUBT * times * (len(before) + 1))
+    each = [value - level for value in past]
+    each = [*state.earlier, *each][-LEVEL_NIGHTS:]
+    spread = spread_of(each)
+    each = [one for one in each if one > -_SPIKE * spread]
+    now = values[night] - level
+    both = now + values[night - 1] - level
+    pairs = [first + second for first, second in pairwise(each)]
+    return now < 0 and (
+        _is_rare(now, each, DOUBT[0] * times, spread)
+        or _is_rare(both, pairs, DOUBT[1] * times, spread * math.sqrt(2))
+    )
 
 
-def _odds(z: float, weight: float = 1.0) -> float:
-    """(log) odds that a night speaks for a drop of 2 spreads."""
-    return weight * min(2 * -z - 2, 12.0)
+def _is_rare(value: float, before: Sequence[float], share: float, spread: float) -> bool:
+    """Return whether normal values of this spread are as low so seldom, and those before were."""
+    seldom = value < _NORMAL.inv_cdf(share) * spread
+    return seldom and sum(one <= value for one in before) < max(1.0, 1.5 * share * len(before))
 
 
-class _Strength(NamedTuple):
-    """How strongly nights speak for a drop, as normal deviates; the first of these nights.
-
-    `fresh` is by the runs after a night's first: what made the night doubtful does not count
-    again, but how seldom nights are doubtful does.
-    """
-
-    first: int
-    all: float
-    fresh: float
-
-
-def _strength(state: _State, night: int) -> _Strength:
-    """The strength of the last night, or of the last two."""
+def _strength(state: _State, night: int) -> tuple[int, float]:
+    """How strongly the last night, or the last two, speak for a drop, and the first of them."""
     if last := _unsure(state, night):
         level_nights = last.began - last.old_start
-        return _of_runs(state, last.noise, last.began, night, level_nights, last.seen)
-    best = _Strength(night, 0.0, 0.0)
+        return last.began, _of_runs(state, last.noise, last.began, night, level_nights)
+    best = (night, 0.0)
     for first in (night, night - 1):
         few = FEW_NIGHTS - 1 if first == night and _broke(state, night) else state.need
         noise = state.learn(first) if first - state.start >= few else None
         if noise is not None:
-            strength = _of_runs(state, noise, first, night, first - state.start, night)
-            best = max(best, strength, key=lambda one: one.all)
+            strength = _of_runs(state, noise, first, night, first - state.start)
+            best = max(best, (first, strength), key=lambda one: one[1])
     return best
 
 
-def _of_runs(
-    state: _State, noise: Noise, first: int, last: int, level_nights: int, seen: int
-) -> _Strength:
-    """The strength of the runs of these nights; those after `seen` are fair from the first run."""
-    nights, memory = state.nights, noise.memory
-    # What a night keeps of the last one its runs share; both are estimates that are low.
-    shared = min(0.95, state.shared.part + memory)
-    own, past = (shared - memory**2) / (1 - memory**2), memory * (1 - shared) / (1 - memory**2)
-    every, fresh, independent, highest = _Mean(), _Mean(), 0.0, -9.0
+def _of_runs(state: _State, noise: Noise, first: int, last: int, level_nights: int) -> float:
+    """Return the normal deviate of the runs of these nights being below a level."""
+    nights, shared, total, weight = state.nights, state.shared.part, 0.0, 0.0
+    count, memory = last - first + 1, noise.memory
     for night in range(first, last + 1):
-        scores = _scores(noise, nights.runs_of(night))
-        others = (1 - shared) / max(1.0, len(scores) / nights.usual)
-        every = every.and_one(fmean(scores), shared + others)
-        known = expected = 0.0
-        if night <= seen:  # a later one is not there because it was low
-            if len(scores) == 1 or nights.usual > 1:
-                continue
-            before = fmean(_scores(noise, nights.runs_of(night - 1))) if night else 0.0
-            expected = own * scores[0] + past * max(before, -caps(len(noise.ranks))[0])
-            scores, known = scores[1:], own * shared + past * memory
-        variance = shared - known + (1 - shared) / len(scores)
-        fresh = fresh.and_one(fmean(scores) - expected, variance)
-        independent += (1 - known) / variance
-        highest = max(highest, (max(scores) - expected) / math.sqrt(1 - known))
-    count = last - first + 1
+        runs = nights.runs[night] if nights.runs else [nights.values[night]]
+        variance = shared + (1 - shared) / max(1.0, len(runs) / nights.usual)
+        total += _evidence_of(noise, runs) / variance
+        weight += 1 / variance
     alike = sum(2 * (count - lag) * memory**lag for lag in range(1, count)) / count**2
-    of_level = (1 + memory) / (1 - memory) / max(level_nights, len(noise.ranks) // 2)
-    degrees = max(3.0, len(noise.ranks) - 1)
-    strength = every.below(alike + 2 * of_level, degrees)  # so much tails are less known
-    if not fresh.weight:
-        return _Strength(first, strength, strength)
-    # That all of them are low is rarer than their mean tells, where spikes are usual.
-    rare = min(
-        _NORMAL.cdf(highest) ** independent, _NORMAL.cdf(-fresh.below(4 * of_level, degrees))
-    )
-    of_fresh = -_NORMAL.inv_cdf(max(1e-300, DOUBT * rare))
-    return _Strength(first, max(strength, of_fresh), of_fresh)
+    error = math.sqrt(1 / weight + alike + 1 / max(level_nights, len(noise.ranks) // 2))
+    size = total / weight / error
+    return math.copysign(as_normal(size, max(3.0, len(noise.ranks) - 1)), -size)
 
 
-class _Mean(NamedTuple):
-    """A mean of deviates, each weighted by one over its variance."""
+def _evidence_of(noise: Noise, runs: Sequence[float]) -> float:
+    """The mean of a night's runs; each counts for its rarity, or, of three, as much as all do.
 
-    total: float = 0.0
-    weight: float = 0.0
-
-    def and_one(self, value: float, variance: float) -> _Mean:
-        return _Mean(self.total + value / variance, self.weight + 1 / variance)
-
-    def below(self, more: float, degrees: float) -> float:
-        """By how many standard errors it is below 0, where its variance is `more` larger."""
-        size = self.total / self.weight / math.sqrt(1 / self.weight + more)
-        return math.copysign(as_normal(size, degrees), -size)
-
-
-def _scores(noise: Noise, runs: Sequence[float]) -> list[float]:
-    """How rare the runs of a night are, as deviates; none is far lower than most of them.
-
-    Where all are far below the level, and unlike any before, each counts in full.
+    A night all of whose runs are far below the level, and unlike any before, counts in full.
     """
     each = [(run - noise.level) / noise.spread for run in runs]
     unlike = max(runs) < noise.level * (1 - BREAKAGE) and max(each) < 2 * noise.ranks[0]
     if unlike and len(runs) != 2:  # two may be two spikes: a third run tells
-        return each  # nothing like it was ever seen: no rarity cuts it
-    rare = [noise.score(one) for one in each]
-    least = -caps(len(noise.ranks))[0]
-    low = min(least, median_high(rare) - ALONE) if len(runs) > 2 else least
-    return [max(low, one) for one in rare]
+        return sum(each) / len(each)  # nothing like it was ever seen: no rarity cuts it
+    cut = [noise.evidence([run])[0] for run in runs]
+    for index, z in enumerate(each):
+        others = [*each[:index], *each[index + 1 :]]
+        if len(others) > 1 and abs(z) > abs(cut[index]):
+            as_far = max(abs(cut[index]), min(other * math.copysign(1, z) for other in others))
+            cut[index] = math.copysign(min(abs(z), as_far), z)
+    return sum(cut) / len(cut)
 
 
 def _learn_shared(state: _State, night: int) -> None:
@@ -350,14 +313,12 @@ def _learn_shared(state: _State, night: int) -> None:
 
     Of a drop all runs are low: taken for an example, it would hide every later one.
     """
-    if night - state.start < state.need or not state.nights.runs or state.nights.usual > 1:
-        return
-    runs = state.nights.runs[night]
-    noise = state.learn(night) if len(runs) > 1 else None
+    runs = state.nights.runs[night] if state.nights.runs and state.nights.usual == 1 else ()
+    noise = state.learn(night) if len(runs) > 1 and night - state.start >= state.need else None
     if noise is None:
         return
-    first, second = (noise.score((run - noise.level) / noise.spread) for run in runs[:2])
-    state.shared = state.shared.and_night(first, second)
+    first, *others = ((run - noise.level) / noise.spread for run in runs)
+    state.shared = state.shared.and_night(first, others)
 
 
 def _looked(state: _State, night: int) -> bool:
@@ -370,7 +331,7 @@ def _looked(state: _State, night: int) -> bool:
     again = any(len(one) > 1 for one in state.nights.runs[since : night + 1])
     if not (again or (unsure and unsure.looked) or _broke(state, night)):
         return False
-    first, strength, _ = _strength(state, night)
+    first, strength = _strength(state, night)
     if unsure:
         state.found[-1] = unsure._replace(looked=strength)
         return False
@@ -481,7 +442,7 @@ def _tell(state: _State, new: Found) -> None:
 def _broke(state: _State, night: int) -> bool:
     """Return whether all runs of a night are far below the nights before."""
     past = state.nights.values[max(0, night - LEVEL_NIGHTS) : night]
-    runs = state.nights.runs_of(night)
+    runs = state.nights.runs[night] if state.nights.runs else [state.nights.values[night]]
     if len(past) < FEW_NIGHTS - 1 or max(runs) >= max(past) * (1 - BREAKAGE):
         return False  # as most are: no median is needed
     return max(runs) < median(past) * (1 - BREAKAGE)

@@ -29,9 +29,8 @@ from hpcdl.regress.identity import Night
 BUDGET = 0.01
 """The site's one knob: the part of nights on which its gate may be closed by chance alone."""
 _NOW_NIGHTS, _LEVEL_RUNS, _ASKED = 7, 3, 60
-_STEADY, _NODE_NIGHTS, _ALIKE, _ROUNDS = 3, 5, 10, 8
-"""Nights on one node before another one counts as a change; that tell how a node differs; that
-a quick look at the values needs; times that nodes are compared."""
+_STEADY, _NODE_NIGHTS = 3, 5
+"""Nights on one node before another one counts as a change; that tell how a node differs."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def worse(
 
 
 def may_be_low_tonight(values: Sequence[float]) -> bool:
-    """Return whether the law may find the last of some nights' values doubtful: a quick test."""
+    """Return whether `look` may find the last of some nights' values doubtful: a quick test."""
     recent = values[-31:-1]
     return bool(recent) and 3 * sum(value <= values[-1] for value in recent) <= len(recent) + 2
 
@@ -125,15 +124,13 @@ def is_doubtful(
     ordered = sorted(as_rates(series) if lower else series, key=lambda night: night.date)
     if not ordered:  # no time of them is a number to compare
         return False
-    last = ordered[-1]
-    alike = [one.value for one in ordered if one.node == last.node]  # nodes may differ by more
-    several = any(one.date == last.date for one in ordered[:-1])
-    if not several and len(alike) >= _ALIKE and not may_be_low_tonight(alike):
+    tonight = [one.value for one in ordered if one.date == ordered[-1].date]
+    if len(tonight) == 1 and not may_be_low_tonight([one.value for one in ordered]):
         return False
-    before = next((one for one in reversed(ordered) if one.date != last.date), last)
-    fresh = (before.release, before.driver) != (last.release, last.driver)
+    before = next((one for one in reversed(ordered) if one.date != ordered[-1].date), ordered[-1])
+    fresh = (before.release, before.driver) != (ordered[-1].release, ordered[-1].driver)
     enough = law.closing_strength(BUDGET, watched)
-    return law.is_doubtful(runs_of(ordered, shared).nights, enough, fresh=fresh)
+    return law.look(runs_of(ordered, shared).nights, enough, fresh=fresh).doubtful
 
 
 def learn_shared(each: Sequence[Sequence[Night]]) -> Shared:
@@ -214,13 +211,13 @@ def without_weekends(nights: Nightly, weekdays: Sequence[int]) -> Nightly:
 def _node_effects(each: Sequence[Sequence[Night]]) -> dict[str, float]:
     """Return how far each node is from the others, beside the nights around (7 before, 7 after).
 
-    Several times, since nights on other nodes are no measure of each other before this is known.
+    Twice, since nights on other nodes are no measure of each other before this is known.
     """
     on = {frozenset([run.node for run in night]) for night in each}
     if len(on) < 2:
         return {}  # what all nights have in common is no difference between them
     effects: dict[str, float] = {}
-    for _ in range(_ROUNDS):
+    for _ in range(2):
         middles = [
             median(run.value - effects.get(run.node, 0.0) for run in night) for night in each
         ]

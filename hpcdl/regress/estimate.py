@@ -50,26 +50,6 @@ class Noise:
         level, spread = self.level, self.spread
         return _cut([(value - level) / spread for value in values], self.ranks)
 
-    def score(self, z: float) -> float:
-        """A standardised value as the normal deviate that is as rare among the nights before.
-
-        Beyond the farthest of them the tail goes on as it was.
-        """
-        ranks, count = self.ranks, len(self.ranks)
-        below, above = bisect_left(ranks, z), bisect_right(ranks, z)
-        if below == count or above == 0:
-            inner = max(1, count // TAIL)
-            end, inner = (0, inner) if above == 0 else (count - 1, count - 1 - inner)
-            far, near = _quantile(end, count), _quantile(inner, count)
-            apart = ranks[inner] - ranks[end]
-            steep = min(1.0, (near - far) / apart) if apart else 0.0
-            return far + steep * (z - ranks[end])
-        if below < above:
-            return (_quantile(below, count) + _quantile(above - 1, count)) / 2
-        low, high = ranks[below - 1], ranks[below]
-        part = (z - low) / (high - low)
-        return (1 - part) * _quantile(below - 1, count) + part * _quantile(below, count)
-
     def innovations(
         self, values: Sequence[float], before: float = 0.0
     ) -> tuple[list[float], float]:
@@ -116,14 +96,6 @@ def as_normal(t: float, degrees: float) -> float:
     """The size of Student's t as the normal deviate that is as rare (Wallace 1959)."""
     size = math.sqrt(degrees * math.log1p(t * t / degrees))
     return size * (8 * degrees + 1) / (8 * degrees + 3)
-
-
-TAIL = 10
-"""The part of nights that tells how steep a tail is: one in so many."""
-
-
-def _quantile(index: int, count: int) -> float:
-    return _NORMAL.inv_cdf((index + 0.5) / count)
 
 
 @lru_cache(maxsize=512)
@@ -218,18 +190,17 @@ class Shared(NamedTuple):
         """The part, from 0 to 0.95."""
         return max(0.0, min(0.95, self.products / self.squares))
 
-    def opinion(self, nights: float = 40.0) -> Shared:
+    def opinion(self, nights: float = 15.0) -> Shared:
         """The same, as the opinion of at most so many nights."""
         times = min(1.0, nights / self.squares)
         return Shared(self.products * times, self.squares * times)
 
-    def and_night(self, first: float, second: float) -> Shared:
-        """With one more night: the deviations of its first two runs, in spreads.
-
-        Later runs are there because of what the first two were: they would tell another part.
-        """
-        first, second = (max(-3.0, min(3.0, run)) for run in (first, second))
-        return Shared(self.products + first * second, self.squares + first * first)
+    def and_night(self, first: float, others: Sequence[float]) -> Shared:
+        """With one more night: the deviations of its first run and of the others, in spreads."""
+        first, *rest = (max(-4.0, min(4.0, run)) for run in (first, *others))
+        weight = (len(rest) + 1) / 4
+        products = weight * first * sum(rest) / len(rest)
+        return Shared(self.products + products, self.squares + weight * first * first)
 
 
 UNKNOWN = Shared()
@@ -252,10 +223,6 @@ class Nightly:
     def usual(self) -> float:
         """The number of runs that a night has; the scatter of nights is that of so many."""
         return median(map(len, self.runs)) if self.runs else 1.0
-
-    def runs_of(self, night: int) -> Sequence[float]:
-        """The runs of a night as its level has them: where several are usual, their mean."""
-        return self.runs[night] if self.runs and self.usual == 1 else [self.values[night]]
 
     @property
     def sample(self) -> Sequence[float]:

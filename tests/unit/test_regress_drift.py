@@ -6,8 +6,8 @@ from datetime import date, timedelta
 import pytest
 
 from hpcdl.regress.changes import detect as detect_nights
-from hpcdl.regress.drift import is_doubtful, runs_of, without_weekends, worse
-from hpcdl.regress.estimate import Nightly, nightly, noise_of
+from hpcdl.regress.drift import is_doubtful, without_weekends, worse
+from hpcdl.regress.estimate import Nightly, nightly
 from hpcdl.regress.identity import Night
 from hpcdl.regress.nodes import slow_nodes
 
@@ -155,59 +155,3 @@ def test_a_node_slower_than_the_others_on_each_night_is_named(count, spread, fac
             for node in range(count)
         ]
         assert slow_nodes(series) == slow
-
-
-# A night that is measured again.
-
-
-def again(values, *last):
-    """Such nights, and runs of one more on nodes of their own."""
-    day = START + timedelta(days=len(values))
-    return [*nights(values), *(Night(day, run) for run in last)]
-
-
-@pytest.mark.parametrize(
-    ("last", "more"),
-    [
-        ([975.0], True),  # lower than all but one night in a hundred
-        ([995.0], False),
-        ([975.0, 1005.0], False),  # a spike
-        ([975.0, 980.0], True),
-        ([960.0, 965.0, 962.0, 964.0, 963.0], False),  # sure
-    ],
-)
-def test_a_night_is_measured_again_until_it_is_a_spike_or_sure(last, more):
-    asked = [is_doubtful(again(noisy(90, seed), *last), 100) for seed in range(10)]
-    assert sum(asked) >= 8 if more else sum(asked) <= 2
-
-
-def test_a_low_run_on_the_fast_one_of_two_nodes_is_doubtful_though_the_slow_one_is_lower():
-    rng = random.Random(2)
-    on = [rng.choice("ab") for _ in range(90)]
-    each = [
-        one._replace(node=node, value=one.value * (1 if node == "b" else 0.92))
-        for one, node in zip(nights(noisy(90)), on, strict=True)
-    ]
-    tonight = Night(START + timedelta(days=90), 960.0, node="b")
-    assert is_doubtful([*each, tonight], 100)
-
-
-def test_what_closed_by_chance_is_open_after_a_night_that_is_well():
-    """Runs of a later night count, though it is measured once: they are there by no chance."""
-    closed = again(noisy(90), 962.0, 966.0, 965.0, 967.0)
-    assert worse(closed, 100).sure
-    well = Night(closed[-1].date + timedelta(days=1), 1002.0)
-    change = worse([*closed, well], 100)
-    assert change is None or not change.sure
-
-
-def test_a_long_tail_of_slow_nights_is_judged_by_itself():
-    """Five runs 3 spreads below are rare where noise is normal, and less so where it is skewed."""
-    rng = random.Random(1)
-    skewed = [1000 * (1 - 0.01 * (rng.expovariate(1) ** 2 - 1)) for _ in range(200)]
-    low = sorted(skewed)[4]
-    runs = runs_of(again(skewed, *[low] * 3)).nights
-    noise = noise_of(skewed, [], 0.0)
-    assert (noise.level - low) / noise.spread > 4
-    assert -2.5 < noise.score((low - noise.level) / noise.spread) < -1.8
-    assert len(runs.runs[-1]) == 3
