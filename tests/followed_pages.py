@@ -92,9 +92,6 @@ SCENES = {
             "hpcdl cluster down": "the tutorials; this page goes on with the cluster",
         }
     ),
-    "docs/commands.md": Scene(
-        left={"": "tests/unit/test_docs.py: it is what the declarations say"}
-    ),
     "docs/howto-cluster.md": Scene(left={"": "tests/integration/test_ten_nodes.py"}),
     "docs/howto-migrate.md": Scene(left={"hpcdl job submit": "EasyBuild's modules are not here"}),
     "docs/howto-sites.md": Scene(

@@ -262,8 +262,11 @@ def _hold(path: Path, deadline: float) -> int:
                     message = f"another hpcdl command is running here: {holder or 'unknown holder'}"
                     raise LockBusy(message, hint=f"wait for it to end; its lock is {path}")
                 time.sleep(0.05)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(path.lstat(), os.fstat(descriptor)):
+            # A client of NFS believes names and links for a minute, and looks anew where their
+            # directory is opened: one node saw releases as they were before the other node's turn.
+            with suppress(FileNotFoundError), opened(path.parent, os.O_RDONLY | os.O_DIRECTORY):
+                status = os.fstat(descriptor)
+                if status.st_nlink and os.path.samestat(path.lstat(), status):
                     return descriptor
         except OSError as fault:
             os.close(descriptor)

@@ -13,6 +13,7 @@ from hpcdl.stack.build import BuildPlan, build
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.recipe import own_digest, pack, recipe_of, running_interpreter
+from hpcdl.stack.release import current_release, read_release, release_ids
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.spack_backend import adopt as adopting
 from hpcdl.stack.tree import sha256
@@ -88,7 +89,15 @@ def adopt_small(site, environment):
     adopting.adopt_installed(adopting.plan_adoption(site, environment), silent)
 
 
+def look(site):
+    """What `hpcdl stack list` reads."""
+    for name in release_ids(site):
+        read_release(site, name)
+    current_release(site)
+
+
 ACTS = {
+    "look": look,
     "publish": publish_anew,
     "rollback": rollback,
     "gc": lambda site: collect(site, dict, keep=1, unpublished=True),

@@ -11,7 +11,7 @@ from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id, release_ids
 from tests.drill.clusters import site_file
 from tests.drill.harness import Done, Drill
-from tests.drill.shim import Fault
+from tests.drill.shim import Fault, library
 from tests.drill.stacks import ACT, commands, filled, releases, sound, struck
 from tests.make.releases import make_release, passing, silent
 from tests.make.sites import small_site
@@ -85,6 +85,59 @@ def _fill(place, kind):
     return filler
 
 
+def two_clients(bench):
+    """Two login nodes share a directory by NFS; what each has seen it believes for a minute.
+
+    The first one looks, the second one changes something, then the first one does: by itself, or
+    while the second one goes on.
+    """
+    place, renew = filled(bench)
+    site = small_site(place / "prefix")
+    nodes = [_client(bench, place, name) for name in ("login1", "login2")]
+    for number in bench.times():
+        if number % 5 == 0:
+            renew()
+            for node in nodes:
+                Path(node["DRILL_CLIENT"]).unlink(missing_ok=True)
+        first, second = bench.chance.sample(nodes, 2)
+        bench.run([*ACT, "look", str(place / "prefix")], env=first)
+        acts = {
+            f"publish {one}": [*ACT, "publish", str(place / "prefix"), one, "new"] for one in "abcd"
+        }
+        acts |= {name: commands(bench, place)[name] for name in ("rollback", "gc")}
+        acts["build"] = [*commands(bench, place)["build"][:-1], f"2.23.{number}"]
+        before, (one, other) = set(release_ids(site)), bench.chance.sample(sorted(acts), 2)
+        early = bench.start(acts[one], env=second)
+        if number % 2:
+            early.wait()
+        late = bench.start(acts[other], env=first)
+        told = f"{one}, then {other} on another node"
+        ended = [
+            Done((act,), run.wait(), *run.communicate())
+            for act, run in ((one, early), (other, late))
+        ]
+        for done in ended:
+            bench.ended(done)
+            bench.must(done.code in {0, 2}, f"{told}: {done}")
+        there = set(release_ids(site))
+        built = [done for done in ended if done.argv[0] == "build" and done.ok]
+        if "gc" not in {one, other}:  # which takes what is not published
+            bench.kept(len(there - before) == len(built), f"a release, {told}")
+            bench.kept(not before - there, f"{before - there}, {told}")
+        if number % 2 and other.startswith("publish") and ended[1].ok:
+            bench.must(current_id(site) == other[-1], f"{told}: {current_id(site)} is current")
+        sound(bench, site, told)
+
+
+def _client(bench, place, name):
+    return {
+        "LD_PRELOAD": str(library()),
+        "DRILL_BELOW": str(place),
+        "DRILL_CLIENT": str(bench.home / name),
+        "DRILL_KEPT": "60",
+    }
+
+
 def no_locks(bench):
     """A file system whose locks fail: nothing is done without one, and it says so."""
     place, renew = filled(bench)
@@ -137,6 +190,8 @@ ALL = ("publish", "rollback", "gc", "build", "import", "render", "ci")
 FILES, LOCKED = "publish, rollback, gc, build, history import, render, ci", ", ".join(ALL[:5])
 OLD, NONE = "the old state or the new one; it works afterwards", "nothing is done without one"
 REAL, CLOCKS = "tmpfs full, without inodes, read-only", "+400 days, -1 h, summer time"
+CLIENTS = "two clients of NFS, each of which believes for a minute what it has seen"
+BOTH = "nothing is lost, what is current is whole"
 FAULTS = {
     "full": ("no space from a change on", 70, {"error": errno.ENOSPC}),
     "quota": ("quota from a change on", 70, {"error": errno.EDQUOT}),
@@ -154,6 +209,7 @@ DRILLS = (
         for name, (fault, goal, how) in FAULTS.items()
     ),
     Drill("disk-slow", FILES, "a change of 5 s, another command beside it", 35, OLD, 900, slow),
+    Drill("disk-clients", "publish, rollback, gc, build", CLIENTS, 60, BOTH, 1800, two_clients),
     Drill("disk-real", FILES, REAL, 42, OLD, 1200, real_disks),
     Drill("locks", LOCKED, "locks that fail", 30, NONE, 600, no_locks),
     Drill("clocks", "publish, rollback, gc", CLOCKS, 40, "order and history hold", 1200, clocks),

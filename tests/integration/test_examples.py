@@ -106,7 +106,7 @@ def test_asynchronous_training_outlives_a_killed_worker_and_a_killed_server(runs
     chief = tasks("chief", 0)
 
     def wait(said):
-        deadline = time.monotonic() + 240
+        deadline = time.monotonic() + 400
         while time.monotonic() < deadline:
             text = (runs.folder / "chief.out").read_text(errors="replace")
             if re.search(said, text, re.M):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.cluster.processes import wait_gone
 from hpcdl.cluster.state import read_state
 from hpcdl.cluster.teardown import down
 from hpcdl.system.trust import user_of
@@ -262,13 +263,18 @@ def test_a_sweep_is_split_by_slurms_limits_and_a_rerun_continues(accounted, tmp_
     def limit(*what):
         accounted("sacctmgr", "-i", "modify", *what)
 
+    go = tmp_path / "go"
+
     def sweep(queued, done, *why):
+        """No job ends before all that can be queued is: Slurm counts those that are there."""
         wait_for(lambda: not accounted("squeue", "-h").stdout)
+        go.unlink(missing_ok=True)
         over = ",".join(map(str, range(1, 20)))
         words = ("--cpus-per-task", "1", "--launcher", "single", "--name", "limits", "--over")
         shared = ("job", "sweep", "--no-module", "--file", QUICK, "--partition", "cpu")
-        program = ("--", "sh", "-c", "echo {x} >>runs; sleep 1")
-        told = accounted.hpcdl(*shared, *words, f"x={over}", *program, check=False)
+        line = f"echo {{x}} >>runs; until [ -e {go} ]; do sleep 0.2; done"
+        told = accounted.hpcdl(*shared, *words, f"x={over}", "--", "sh", "-c", line, check=False)
+        go.touch()
         parts = {f"{done} done": done, f"{queued} queued": queued, "missing": queued + done < 19}
         assert told.returncode == (6 if why else 0), told.stdout + told.stderr
         assert all(part in told.stdout for part, count in parts.items() if count), told.stdout
@@ -276,7 +282,9 @@ def test_a_sweep_is_split_by_slurms_limits_and_a_rerun_continues(accounted, tmp_
 
     conf.write_text(f"{conf.read_text().rstrip()}\nAccountingStorageEnforce=limits,qos\n")
     # It reads this as it starts.
-    os.kill(read_state(place).processes["slurmctld"].pid, signal.SIGTERM)
+    old = read_state(place).processes["slurmctld"]
+    os.kill(old.pid, signal.SIGTERM)
+    assert wait_gone([old], 60) == []
     accounted.hpcdl("cluster", "up", "--accounting")
     allow(6)
     sweep(5, 0, "(MaxJobCount=6)")

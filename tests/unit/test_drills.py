@@ -12,7 +12,7 @@ import pytest
 
 from tests.drill.__main__ import BEGIN, DRILLS, END, PAGE, results, table
 from tests.drill.harness import Bench
-from tests.drill.shim import Fault
+from tests.drill.shim import Fault, library
 from tests.homes import short_home
 
 WRITE = (
@@ -105,3 +105,29 @@ def test_the_home_of_a_run_that_lives_and_one_of_no_owner_are_left_alone(tmp_pat
         assert json.loads((one / "owner.json").read_text())["pid"]
         assert (tmp_path / "hpcdl-t-other").is_dir()
     assert not one.exists(), "at the end"
+
+
+SEES = """
+import os, sys
+place = sys.argv[1]
+def seen(): return [os.path.exists(f"{place}/file"), os.readlink(f"{place}/link")]
+print(*seen(), flush=True); input(); print(*seen(), flush=True)
+os.listdir(place); print(*seen())
+"""
+
+
+@needs_gcc
+def test_a_client_of_nfs_believes_what_it_saw_until_it_opens_the_directory(tmp_path):
+    place = made(tmp_path).parent
+    (place / "link").symlink_to("old")
+    client = {"LD_PRELOAD": str(library()), "DRILL_BELOW": place, "DRILL_CLIENT": tmp_path / "one"}
+    run = {"text": True, "stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
+    words = [sys.executable, "-c", SEES, str(place)]
+    with subprocess.Popen(
+        words, env=os.environ | {k: str(v) for k, v in client.items()}, **run
+    ) as one:
+        assert one.stdout.readline() == "False old\n"
+        (place / "file").touch()
+        (place / "link").unlink()
+        (place / "link").symlink_to("new")
+        assert one.communicate("\n")[0] == "False old\nTrue new\n"
