@@ -264,7 +264,7 @@ def _hold(path: Path, deadline: float) -> int:
                 time.sleep(0.05)
             # A client of NFS believes names and links for a minute, and looks anew where their
             # directory is opened: one node saw releases as they were before the other node's turn.
-            with suppress(FileNotFoundError), opened(path.parent, os.O_RDONLY | os.O_DIRECTORY):
+            with suppress(FileNotFoundError), opened(path.parent, os.O_RDONLY):
                 status = os.fstat(descriptor)
                 if status.st_nlink and os.path.samestat(path.lstat(), status):
                     return descriptor

@@ -56,6 +56,7 @@ class Fitting:
     callbacks: list[Any]
     most: int
     fused: int
+    class_weight: dict[int, float] | None
     group: int = 1
     waited: Any = field(default_factory=lambda: tf.Variable(0.0, dtype=tf.float64, trainable=False))
 
@@ -97,7 +98,7 @@ class Fitting:
                 initial_epoch=piece.epoch,
                 epochs=piece.epochs,
                 steps_per_epoch=piece.steps * parts,
-                class_weight=keras_parts.class_weight(self.options, self.source.classes),
+                class_weight=self.class_weight,
                 callbacks=callback_list,
                 shuffle=False,
                 verbose=0,
@@ -209,7 +210,7 @@ def make_fitting(
     keras_parts.check_layers(model, ranks.size)
     fused = fuse(model) if settings_of(options.settings, "fit").get("fused", True) else 0
     keras_parts.check_settings(options, compiled=(own := is_compiled(model)))
-    keras_parts.class_weight(options, source.classes)  # a bad one is refused before training
+    weights = keras_parts.class_weight(options, source.classes)
     callbacks = keras_parts.make_callbacks(options, first=ranks.rank == 0)
     alone_xla = options.xla and ranks.size == 1
     if own:
@@ -232,7 +233,9 @@ def make_fitting(
     shares = not own and type(losses).__name__.startswith("Categorical")
     width = source.classes if source.own and task == "classes" and shares else 0
     _prepare_inputs(model, source, width)
-    return Fitting(options, numbers, ranks, recipe, source, model, board, callbacks, most, fused)
+    return Fitting(
+        options, numbers, ranks, recipe, source, model, board, callbacks, most, fused, weights
+    )
 
 
 def _compiled_parts(options: TrainOptions, model: Any, source: DataSource) -> tuple[Any, Any]:

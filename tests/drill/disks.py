@@ -11,7 +11,7 @@ from hpcdl.stack.publish import publish
 from hpcdl.stack.release import current_id, release_ids
 from tests.drill.clusters import site_file
 from tests.drill.harness import Done, Drill
-from tests.drill.shim import Fault, library
+from tests.drill.shim import Fault, client
 from tests.drill.stacks import ACT, commands, filled, releases, sound, struck
 from tests.make.releases import make_release, passing, silent
 from tests.make.sites import small_site
@@ -93,19 +93,18 @@ def two_clients(bench):
     """
     place, renew = filled(bench)
     site = small_site(place / "prefix")
-    nodes = [_client(bench, place, name) for name in ("login1", "login2")]
+    nodes = [client(place, bench.home / name) for name in ("login1", "login2")]
+    known, prefix = commands(bench, place), str(place / "prefix")
+    acts = {f"publish {one}": [*ACT, "publish", prefix, one, "new"] for one in "abcd"}
+    acts |= {name: known[name] for name in ("rollback", "gc")}
     for number in bench.times():
         if number % 5 == 0:
             renew()
             for node in nodes:
                 Path(node["DRILL_CLIENT"]).unlink(missing_ok=True)
         first, second = bench.chance.sample(nodes, 2)
-        bench.run([*ACT, "look", str(place / "prefix")], env=first)
-        acts = {
-            f"publish {one}": [*ACT, "publish", str(place / "prefix"), one, "new"] for one in "abcd"
-        }
-        acts |= {name: commands(bench, place)[name] for name in ("rollback", "gc")}
-        acts["build"] = [*commands(bench, place)["build"][:-1], f"2.23.{number}"]
+        bench.run([*ACT, "look", prefix], env=first)
+        acts["build"] = [*known["build"][:-1], f"2.23.{number}"]
         before, (one, other) = set(release_ids(site)), bench.chance.sample(sorted(acts), 2)
         early = bench.start(acts[one], env=second)
         if number % 2:
@@ -127,15 +126,6 @@ def two_clients(bench):
         if number % 2 and other.startswith("publish") and ended[1].ok:
             bench.must(current_id(site) == other[-1], f"{told}: {current_id(site)} is current")
         sound(bench, site, told)
-
-
-def _client(bench, place, name):
-    return {
-        "LD_PRELOAD": str(library()),
-        "DRILL_BELOW": str(place),
-        "DRILL_CLIENT": str(bench.home / name),
-        "DRILL_KEPT": "60",
-    }
 
 
 def no_locks(bench):

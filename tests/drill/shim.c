@@ -9,7 +9,7 @@
  * DRILL_LOCK is the errno of every lock. Only the first process is meant, or all with DRILL_ALL.
  * With DRILL_CLIENT, a file, a process sees files as a client of NFS does (nfs(5), "Data and
  * metadata coherence"): names, also of what is not there, attributes and links are what this client
- * saw up to DRILL_KEPT seconds ago. Opening a file or a directory, and a lock, look anew.
+ * saw in the last minute. Opening a file or a directory, and a lock, look anew.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -86,13 +86,12 @@ static int at_file(int fd) { return fd > 2 && at_path(fd, "."); }
 enum { SLOTS = 8192, LONGEST = 320 };
 struct seen { double until; int question, error; char path[LONGEST], target[LONGEST]; struct stat64 status; };
 static struct { int busy; struct seen slots[SLOTS]; } *client;
-static double kept = 60;
+static const double kept = 60;
 
 static void join(void) {
     const char *file = getenv("DRILL_CLIENT");
     int fd = file ? (int)syscall(SYS_openat, AT_FDCWD, file, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
     if (fd < 0) return;
-    if (getenv("DRILL_KEPT")) kept = atof(getenv("DRILL_KEPT"));
     syscall(SYS_ftruncate, fd, sizeof *client);
     client = mmap(0, sizeof *client, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (client == MAP_FAILED) client = 0;

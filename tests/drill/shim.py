@@ -62,5 +62,10 @@ class Fault:
         return int.from_bytes(_counter(home).read_bytes(), "little")
 
 
+def client(below, memory):
+    """The environment of a client of NFS, which remembers in a file what it saw `below`."""
+    return {"LD_PRELOAD": str(library()), "DRILL_BELOW": str(below), "DRILL_CLIENT": str(memory)}
+
+
 def _counter(home):
     return home / "counter"

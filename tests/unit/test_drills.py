@@ -12,7 +12,7 @@ import pytest
 
 from tests.drill.__main__ import BEGIN, DRILLS, END, PAGE, results, table
 from tests.drill.harness import Bench
-from tests.drill.shim import Fault, library
+from tests.drill.shim import Fault, client
 from tests.homes import short_home
 
 WRITE = (
@@ -120,12 +120,9 @@ os.listdir(place); print(*seen())
 def test_a_client_of_nfs_believes_what_it_saw_until_it_opens_the_directory(tmp_path):
     place = made(tmp_path).parent
     (place / "link").symlink_to("old")
-    client = {"LD_PRELOAD": str(library()), "DRILL_BELOW": place, "DRILL_CLIENT": tmp_path / "one"}
     run = {"text": True, "stdout": subprocess.PIPE, "stdin": subprocess.PIPE}
     words = [sys.executable, "-c", SEES, str(place)]
-    with subprocess.Popen(
-        words, env=os.environ | {k: str(v) for k, v in client.items()}, **run
-    ) as one:
+    with subprocess.Popen(words, env=os.environ | client(place, tmp_path / "one"), **run) as one:
         assert one.stdout.readline() == "False old\n"
         (place / "file").touch()
         (place / "link").unlink()

@@ -9,9 +9,9 @@ from itertools import pairwise
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import JobStep
 from hpcdl.jobs.lint.shell import Word, names
+from hpcdl.slurm.unwrap import SHELLS
 
 _PYTHON = re.compile(r"(?:python[\d.]*|torchrun|accelerate|deepspeed|hpcdl)\Z", re.A)
-_SHELLS = {"sh", "bash"}
 _OF_THE_SHELL = {"module", "source", ".", "export", "set", "eval", "shopt", "alias"}
 _SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
 """`sleep 5; echo`; a first word with a slash may be a path with a blank in it."""
@@ -101,7 +101,7 @@ def survivors_hang(job: Job) -> Iterator[Hit]:
     for step in _launches(job):
         tasks, options = job.step_tasks(step), step.options
         # `sh -c "$LINES" name python train.py`: a shell runs what it is given.
-        started = [w if w[0].program in _SHELLS else w[:1] for w in job.launched(step)]
+        started = [w if w[0].program in SHELLS else w[:1] for w in job.launched(step)]
         python = any(_PYTHON.match(word.program) for words in started for word in words)
         # It serves the ranks, which mpirun starts.
         apart = options.text("mpi") == "none" or (mpirun and step.command.background)
