@@ -85,7 +85,9 @@ def read_manifest(folder: Path) -> Manifest:
         if not path.exists():
             return Manifest()
         document = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
-        rows = tuple(map(_row, {_SCHEMA: document["points"]}[document["schema"]]))
+        if document["schema"] != _SCHEMA:
+            raise ValueError("another version")
+        rows = tuple(map(_row, document["points"]))
     except (BadInput, OSError, ValueError, TypeError, LookupError, RecursionError) as fault:
         hint = f"take {folder} away to start over"
         raise BadInput(f"{path} is no manifest of version {_SCHEMA}", hint=hint) from fault
