@@ -16,6 +16,7 @@ import pytest
 from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.parse import BatchScript
 from hpcdl.slurm.fits import Cluster
+from hpcdl.slurm.rules import as_release
 from tests.integration.conftest import Shell
 from tests.unit.lint.test_values import TRIED, TRIED_BY_SLURMCTLD
 
@@ -132,7 +133,7 @@ def public_scripts():
         pytest.skip("HPCDL_PUBLIC_SCRIPTS names no directory")
     files = sorted(path for path in Path(folder).iterdir() if path.is_file())
     texts = [(path.name, path.read_text(encoding="utf-8", errors="replace")) for path in files]
-    return [one for one in texts if BatchScript(one[1], one[0]).is_batch]
+    return [one for one in texts if BatchScript(one[1], one[0], as_release("26.05")).is_batch]
 
 
 def test_public_scripts_have_an_error_where_sbatch_refuses_them(slurm, tmp_path):

@@ -68,7 +68,7 @@ def lint(
     release, oldest = as_release(version), known_releases()[0]
     if release < as_release(f"{oldest}.0"):
         raise BadInput(f"the rules begin with Slurm {oldest}; {release} is older")
-    script = BatchScript(text, name).first
+    script = BatchScript(text, name, release).first
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
     found = apply(script, _hits(Job(script, release, cluster), active))
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}

@@ -12,7 +12,7 @@ from typing import Any
 from hpcdl.facts import load
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.options import Option, read_options
-from hpcdl.jobs.lint.parse import CONTINUED, BatchScript, SourceLine, directive_words
+from hpcdl.jobs.lint.parse import CONTINUED, BatchScript, SourceLine
 from hpcdl.jobs.lint.shell import names
 from hpcdl.slurm.fits import misfits
 from hpcdl.slurm.hostlist import expand_hostlist
@@ -66,7 +66,7 @@ def stray_directives(job: Job) -> Iterator[Hit]:
         found = _LOOKS_LIKE.match(line.text)
         found = found or (None if script.is_batch else _SWITCHED_OFF.match(line.text))
         if found and not line.text.startswith(_DIRECTIVES):
-            words, _ = directive_words(line, found.end())
+            words, _ = script.words_behind(line, found.end())
             options = read_options(words, "sbatch", expands=False)
             again = line.text[found.end() :].strip() in right
             # One that names a script says how to submit it; of others sbatch knows the options.

@@ -64,7 +64,7 @@ def run_lint(
         if isinstance(text, BadInput):
             refused.append(text)
             continue
-        name, script = str(path), BatchScript(text, str(path))
+        name, script = str(path), BatchScript(text, str(path), release)
         if not script.is_shell:
             program = script.interpreter or "nothing"
             note = f"note: {name}: {program} runs it, so only directives are checked"

@@ -26,15 +26,15 @@ from hpcdl.slurm.options import (
 
 _LAST = re.compile(r"(\d{1,9})\s*\]?\Z", re.A)
 _PER_NODE = {"gpus-per-node", "gres"}
-_OPTION_LIST = re.compile(r"OPT|ARG|FLAG|PARAM|\[[@*]\]", re.I)
+_OPTION_LIST = re.compile(r"OPT|ARG|FLAG|PARAM", re.I)
 """In a variable's name: it holds options. Others hold a program, and what follows is its own."""
 _NODES = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?\Z", re.A)
 # A type may begin with a digit, as 3090 and 1g.10gb do; digits alone are one before a count only.
-_TYPE = r"[A-Za-z][^,:=]*|\d[^,:=]*(?=[:=]\d)|(?!\d+[kKmM](?:,|\Z))\d+[^\W\d][^,:=]*"
+_TYPE = r"[^\d,:=$][^,:=$]*|\d[^,:=]*(?=[:=]\d)|(?!\d+[kKmM](?:,|\Z))\d+[^\W\d][^,:=]*"
 _GRES_GPU = re.compile(
     rf"(?:^|,)\s*(?:gres[:/])?gpu(?:[:=/]({_TYPE}))?(?:[:=](\d+[kKmM]?|\$\{{?\w+\}}?))?(?=,|\Z)"
 )
-_COUNT = re.compile(rf"(?:^|,)(?:({_TYPE})[:=])?(\d+)(?=,|\Z)")
+_COUNT = re.compile(rf"(?:^|,)(?=[^,])(?:({_TYPE})(?:[:=](?=\d)|(?=,|\Z)))?(\d*)(?=,|\Z)")
 _GPU_OPTIONS = {
     **dict.fromkeys(("gpus", "gpus-per-node", "gpus-per-socket", "gpus-per-task"), _COUNT),
     **dict.fromkeys(("gres", "tres-per-task"), _GRES_GPU),

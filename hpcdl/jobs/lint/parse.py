@@ -15,8 +15,10 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from hpcdl.facts import load
 from hpcdl.jobs.lint.options import Option, Options, read_options
 from hpcdl.jobs.lint.shell import Reading, ShellCommand, Word, names, unquote
+from hpcdl.slurm.rules import SlurmRelease, span
 from hpcdl.slurm.unwrap import MPIRUN, SHELLS, unwrap
 
 LAUNCHERS = (*MPIRUN, "srun", "horovodrun")
@@ -31,11 +33,15 @@ _FILTERS = names("set awk grep sed sort uniq head tail tr cut wc")
 """What shows their answers."""
 _DIRECTIVE = re.compile(r"#(?:SBATCH|SLURM(?=[\s-]))", re.A)
 _COMPONENT = re.compile(r"[ \t]*(?:hetjob|packjob)(?=\s|$)", re.I)
-_BLANK = r" \t\f\v\r"
-_DIRECTIVE_WORD = re.compile(
-    rf"[{_BLANK}]*((?:\\(?:[^{_BLANK}]|\Z)|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[^\\\"'{_BLANK}#])*)",
-    re.S,
+_DIRECTIVE_WORD = (
+    r"[ \t\f\v\r]*("
+    r"(?:\\(?:[^%s]|\Z)|\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|[^\\\"' \t\f\v\r#])*)"
 )
+_WORDS = {
+    escapes: re.compile(_DIRECTIVE_WORD % kept, re.S)
+    for escapes, kept in ((False, r" \t\f\v\r"), (True, r"\t\f\v\r"))
+}
+"""A directive's word, by whether a backslash escapes a blank."""
 _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"?\Z', re.A)
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 _MAX_WORDS = 200
@@ -125,8 +131,8 @@ class JobStep(NamedTuple):
 class BatchScript:
     """A batch script. Everything is worked out once, when first asked for."""
 
-    def __init__(self, text: str, name: str) -> None:
-        self.text, self.name = text, name
+    def __init__(self, text: str, name: str, release: SlurmRelease) -> None:
+        self.text, self.name, self.release = text, name, release
 
     @cached_property
     def lines(self) -> tuple[SourceLine, ...]:
@@ -154,7 +160,7 @@ class BatchScript:
         for line in self.lines[len(self.header) + 1 :]:
             if re.match(r"#!\s*/", line.text) and self.is_comment(line.start):
                 part = self.text[: line.start]
-                return BatchScript(part, self.name)
+                return BatchScript(part, self.name, self.release)
         return self
 
     @cached_property
@@ -205,7 +211,7 @@ class BatchScript:
                 continue
             if separator := _COMPONENT.match(line.text, match.end()):
                 component += 1
-            words, broken = directive_words(line, (separator or match).end())
+            words, broken = self.words_behind(line, (separator or match).end())
             options = read_options(words, "sbatch", expands=False)
             directives.append(Directive(line, component, options, broken))
         return tuple(directives)
@@ -247,27 +253,30 @@ class BatchScript:
             _note(command, known)
         return tuple(found)
 
+    def words_behind(self, line: SourceLine, position: int) -> tuple[list[Word], str]:
+        """The words of a directive as sbatch splits them, and what it refuses the line for.
 
-def directive_words(line: SourceLine, position: int) -> tuple[list[Word], str]:
-    """The words of a directive as sbatch splits them, and what it refuses the line for.
-
-    Quotes group, a backslash escapes all but blanks, `#` begins a comment anywhere outside quotes.
-    """
-    text, words = line.text, list[Word]()
-    while found := _DIRECTIVE_WORD.match(text, position):
-        start, position = found.span(1)
-        if text[start:].rstrip() == "\\":
-            return words, CONTINUED
-        if text[position : position + 1] in {'"', "'"}:
-            return words, f"unmatched quote: {text[start : start + 40]}"
-        if start == position:
-            break  # also at a backslash before a blank: sbatch reads no further
-        raw = text[start:position]
-        if position == len(text) and re.search(r"(?<!\\)\\\Z", raw):
-            raw = raw[:-1]  # sbatch drops a backslash at the end of the line
-        words.append(Word(raw, line.start + start))
-        position += text.startswith("\\", position)  # it escapes no blank: the word ends here
-    return words, ""
+        Quotes group, a backslash escapes, `#` begins a comment anywhere outside quotes.
+        """
+        text, words = line.text, list[Word]()
+        escapes = span(load("slurm_values")["blank_escaped"]).holds(self.release)
+        while found := _WORDS[escapes].match(text, position):
+            start, position = found.span(1)
+            if text[start:].rstrip("\t\r" if escapes else None) == "\\":
+                return words, CONTINUED
+            if text[start : start + 1] == ":":
+                return words, f"unexpected colon: {text[start : start + 40]}"
+            if text[position : position + 1] in {'"', "'"}:
+                return words, f"unmatched quote: {text[start : start + 40]}"
+            if start == position:
+                break  # also at a backslash before a blank: sbatch reads no further
+            raw = text[start:position]
+            if position == len(text) and re.search(r"(?<!\\)\\\Z", raw):
+                raw = raw[:-1]  # sbatch drops a backslash at the end of the line
+            words.append(Word(raw, line.start + start))
+            # Of a blank that it does not escape: the word ends here.
+            position += text.startswith("\\", position)
+        return words, ""
 
 
 def _note(command: ShellCommand, literals: dict[str, tuple[str, ...]]) -> None:

@@ -19,8 +19,9 @@ from hpcdl.jobs.lint import lint
 from hpcdl.jobs.lint.options import read_options
 from hpcdl.jobs.lint.parse import BatchScript
 from hpcdl.jobs.lint.shell import Reading, Word, unquote
+from hpcdl.slurm.rules import as_release
 
-HEAD = "#!/bin/bash\n"
+HEAD, NEWEST = "#!/bin/bash\n", as_release("26.05")
 
 
 def rules_of(text, version="26.05", **more):
@@ -50,7 +51,7 @@ def test_options_are_read_in_all_their_spellings(line, command, options):
 
 def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line():
     text = '#SBATCH --job-name="a # b" -n 4 # --nodes=9\n#SBATCH --comment=a\\"b\n#SBATCH\t-c2\n'
-    (options,) = BatchScript(HEAD + text, "x").components
+    (options,) = BatchScript(HEAD + text, "x", NEWEST).components
     assert [(one.name, one.value) for one in options.given] == [
         ("job-name", "a # b"),
         ("ntasks", "4"),
@@ -59,16 +60,34 @@ def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line()
     ]
 
 
+@pytest.mark.parametrize(
+    ("line", "before", "since"),
+    [
+        (" --job-name=a\\ --ntasks=x", {"option-value"}, set()),
+        ("\\ --hint=x", set(), {"directive-argument"}),
+        (" -n1 :0", {"directive-argument"}, {"directive-argument"}),
+    ],
+)
+def test_a_backslash_escapes_a_blank_since_24_05_and_a_colon_begins_no_word(line, before, since):
+    text = f"{HEAD}#SBATCH{line}\ntrue\n"
+    assert (rules_of(text, "23.11"), rules_of(text, "24.05")) == (before, since)
+
+
+def test_what_a_variable_of_another_name_holds_is_a_program():
+    text = 'srun "${RUNNER[@]}" -m a --task b\nsrun "${OPTS[@]}" --tassk 2 a\n'
+    assert [one.line for one in lint(HEAD + text, name="x", version="26.05")] == [3]
+
+
 def test_directives_end_at_the_first_command_not_at_comments_or_blank_lines():
     text = "\n# why\n#SBATCH -n1\n\n  # more\n#SBATCH -c2\ntrue\n#SBATCH -N3\n"
-    script = BatchScript(HEAD + text, "x")
+    script = BatchScript(HEAD + text, "x", NEWEST)
     assert [line.options.given[0].name for line in script.directives] == ["ntasks", "cpus-per-task"]
 
 
 @pytest.mark.parametrize("separator", ["hetjob", "packjob"])
 def test_components_of_a_heterogeneous_job_have_options_of_their_own(separator):
     text = HEAD + f"#SBATCH -n1\n#SBATCH {separator}\n#SBATCH -n8 --mem=1G\n"
-    assert [one.number("ntasks") for one in BatchScript(text, "x").components] == [1, 8]
+    assert [one.number("ntasks") for one in BatchScript(text, "x", NEWEST).components] == [1, 8]
 
 
 @pytest.mark.parametrize("line_end", ["\n", "\r\n"])
@@ -132,7 +151,7 @@ def test_constructs_around_a_command_are_known():
 def test_a_step_is_found_behind_wrappers_and_in_variables():
     text = "time srun -n1 a\nenv A=b timeout 5m /usr/bin/srun -n2 b\n"
     text += "L='srun -n3'\n$L c\nexec srun -n4 d\n"
-    steps = BatchScript(text, "x").steps
+    steps = BatchScript(text, "x", NEWEST).steps
     assert [(step.options.number("ntasks"), step.program) for step in steps] == [
         (1, "a"),
         (2, "b"),

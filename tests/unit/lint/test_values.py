@@ -54,6 +54,7 @@ def test_a_value_is_taken_where_the_real_sbatch_takes_it(release):
         ("gpus", "-switches=1@x", "24.11", "22.05"),
         ("gpu-bind", "nx", "23.11", "23.02"),
         ("segment", "x", "24.05", "23.11"),
+        ("gres", "gpu:v100:x", "23.11", "23.02"),
     ],
 )
 def test_between_those_the_sources_say_where_a_value_came_or_went(option, value, refused, taken):
