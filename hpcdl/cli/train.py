@@ -39,7 +39,8 @@ def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoRe
         )
     sys.stdout.flush()
     os.environ.setdefault("HPCDL_RELEASE", release.id)
-    os.execv(release.python, [*map(str, module_argv(release.python, package)), *argv])  # noqa: S606
+    program = [*map(str, module_argv(release.python, package)), *argv]
+    os.execv(release.python, program)  # noqa: S606 - Python of a release whose owner is known
 
 
 def train_arguments(parser: argparse.ArgumentParser) -> None:

@@ -150,7 +150,8 @@ class History:
         Raises BadInput: one is dated more than a minute in the future.
         """
         marks = ", ".join("?" * len(COLUMNS))
-        statement = f"INSERT OR IGNORE INTO results ({', '.join(COLUMNS)}) VALUES ({marks})"  # noqa: S608
+        names = ", ".join(COLUMNS)
+        statement = f"INSERT OR IGNORE INTO results ({names}) VALUES ({marks})"  # noqa: S608 - ours
         with self._connection:
             before = self._connection.total_changes
             self._connection.executemany(statement, self._rows(results))
@@ -173,7 +174,7 @@ class History:
     def results(self) -> Iterator[Result]:
         """All results, oldest first."""
         cursor = self._connection.execute(
-            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time <= ? ORDER BY time",  # noqa: S608  # nosec B608
+            f"SELECT {', '.join(COLUMNS)} FROM results WHERE time <= ? ORDER BY time",  # noqa: S608 - our names  # nosec B608
             (self._until,),
         )
         return map(_result, cursor)
@@ -187,7 +188,7 @@ class History:
         # so would a condition on the site.
         while True:
             row = self._connection.execute(
-                f"SELECT {names}, time FROM results WHERE ({names}, time) < "  # noqa: S608  # nosec B608
+                f"SELECT {names}, time FROM results WHERE ({names}, time) < "  # noqa: S608 - ours  # nosec B608
                 f"({', '.join('?' * len(row))}) AND time <= ? ORDER BY {backwards} LIMIT 1",
                 (*row, self._until),
             ).fetchone()
@@ -200,7 +201,7 @@ class History:
     def _of(self, series: Series, what: str, more: str = "", since: str = "") -> sqlite3.Cursor:
         """Run a query on a series' results, without those in the future."""
         return self._connection.execute(
-            f"SELECT {what} FROM results WHERE {_THIS} AND time >= ? AND time <= ? {more}",  # noqa: S608  # nosec B608
+            f"SELECT {what} FROM results WHERE {_THIS} AND time >= ? AND time <= ? {more}",  # noqa: S608 - ours  # nosec B608
             (series.site, *series[:-1], since, self._until),
         )
 

@@ -61,7 +61,7 @@ def templates(name: str, **options: Any) -> jinja2.Environment:
 
     loader, strict = jinja2.FileSystemLoader(folder("templates") / name), jinja2.StrictUndefined
     options = {"keep_trailing_newline": True, "autoescape": False, **options}
-    return jinja2.Environment(loader=loader, undefined=strict, **options)  # noqa: S701  # nosec B701
+    return jinja2.Environment(loader=loader, undefined=strict, **options)  # noqa: S701 - no HTML  # nosec B701
 
 
 def home(*parts: str) -> Path:
