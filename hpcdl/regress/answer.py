@@ -24,7 +24,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from statistics import NormalDist, median
 from typing import Any, NamedTuple
@@ -89,7 +89,7 @@ class Finding:
         """As plain values."""
         series = self.series._asdict()
         began = self.began.isoformat() if self.began else None
-        return {**asdict(self), "series": series, "began": began, "id": self.id, "name": self.name}
+        return {**vars(self), "series": series, "began": began, "id": self.id, "name": self.name}
 
 
 def of_change(series: Series, change: Change) -> Finding:
