@@ -17,12 +17,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl import facts
 from hpcdl.results.gpus import Gpu, gpu_named
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import did_you_mean
+
+if TYPE_CHECKING:
+    from hpcdl.site import Partition
 
 GIGA = 1e9
 TERA = 1e12
@@ -46,54 +49,6 @@ class Link(NamedTuple):
 
 
 _CPU_LINK = Link("memory", 20e-6, 12.5e9)
-
-
-class NodeLinks(Protocol):
-    """What a site says of the network between its nodes."""
-
-    @property
-    def fabric(self) -> str:
-        """A row of facts/links.yaml, or another word where it is not known."""
-
-    @property
-    def bandwidth_gbps(self) -> float | None:
-        """Gbit/s of a node."""
-
-    @property
-    def measured_gbs(self) -> float | None:
-        """GB/s of an all-reduce, as measured."""
-
-
-class PredictedNodes(Protocol):
-    """What the model reads of a site's partition: equal nodes, and what joins them."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def gpu(self) -> Gpu | None:
-        """The GPUs of a node."""
-
-    @property
-    def interconnect(self) -> NodeLinks:
-        """The network between nodes."""
-
-    @property
-    def nodes(self) -> int:
-        """Nodes in all."""
-
-    @property
-    def sockets(self) -> int:
-        """Sockets of a node."""
-
-    @property
-    def usable_cores(self) -> int:
-        """Cores that jobs may have; Slurm may keep some for the system."""
-
-    @property
-    def memory_gb(self) -> float:
-        """Memory of a node."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +90,7 @@ class Machine:
         return self.network
 
 
-def of_partition(partition: PredictedNodes) -> Machine:
+def of_partition(partition: Partition) -> Machine:
     """The machine that a partition of the site file describes.
 
     A partition without GPUs is a machine whose ranks are its sockets: it needs a measured step.

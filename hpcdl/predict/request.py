@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl import facts
 from hpcdl.predict import start
@@ -24,7 +24,6 @@ from hpcdl.predict.machine import (
     NETWORK_HINT,
     Machine,
     NetworkSums,
-    PredictedNodes,
     network,
     of_partition,
 )
@@ -47,6 +46,9 @@ from hpcdl.system.declare import SWITCH, check, choice, listed, number, option, 
 from hpcdl.system.errors import BadInput
 from hpcdl.system.frozen import dataclass
 from hpcdl.system.text import count_of
+
+if TYPE_CHECKING:
+    from hpcdl.site import Partition
 
 MOST_GPUS = 65_536
 IMAGENET_IMAGES = 1_281_167
@@ -74,7 +76,7 @@ class ScalingRequest:
     `cores` are those of the one machine that emulates all nodes.
     """
 
-    partition: PredictedNodes
+    partition: Partition
     model: str | None = option("the network, such as resnet50", None, type="string")
     gpus: str | None = option("8, 1,2,4 or 1-64 (all)", None, type="string", metavar="COUNTS")
     batch: int | None = option(

@@ -40,7 +40,6 @@ from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch,
 from hpcdl.train.options import steps_of as planned_steps
 
 if TYPE_CHECKING:
-    from hpcdl.predict.machine import PredictedNodes
     from hpcdl.predict.request import ScalingRequest
     from hpcdl.predict.start import Exchange
 
@@ -189,7 +188,7 @@ def _request(
     )
 
 
-def _precision(options: TrainOptions, partition: PredictedNodes) -> str:
+def _precision(options: TrainOptions, partition: Partition) -> str:
     from hpcdl.predict.start import trained_precision
 
     compute = partition.gpu and partition.gpu.compute
