@@ -6,13 +6,12 @@ not end by itself, and then nothing that it printed counts.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hpcdl.results.faults import FaultKind, JobFault
-from hpcdl.slurm.parse import JobRecord
+from hpcdl.slurm.parse import JobRecord, is_out
 
 JUDGED = frozenset({"COMPLETED", "FAILED"})
 SILENCE_SECONDS = 600.0
@@ -21,7 +20,6 @@ PATIENCE_SECONDS = 4 * 3600.0
 DEAD_SECONDS = 300.0
 """How long it waits for nodes that are down: they may be starting."""
 SILENCE_AFTER_RESTART_SECONDS = 30.0
-_OUT = re.compile(r"\b(DOWN|DRAIN|DRAINED|DRAINING|FAIL|FAILING|NOT_RESPONDING)\b", re.I)
 _REASONS = {
     "TIMEOUT": "its walltime of {limit} was over",
     "NODE_FAIL": "a node was lost ({nodes})",
@@ -79,18 +77,13 @@ def unavailable(record: JobRecord, states: Mapping[str, str]) -> JobFault | None
     """
     if record.state != "PENDING":
         return None
-    out = [f"{name} is {state}" for name, state in states.items() if takes_no_jobs(state)]
+    out = [f"{name} is {state}" for name, state in states.items() if is_out(state)]
     if not out and (not states or "ReqNodeNotAvail" not in record.reason):
         return None
     reason = ", ".join(out) or f"{', '.join(states)}: {record.reason}"
     return JobFault(
         FaultKind.NODE_LOST, f"node lost: the node of this check takes no jobs ({reason})"
     )
-
-
-def takes_no_jobs(state: str) -> bool:
-    """Return whether a node in this state starts no job until a person acts."""
-    return _OUT.search(state) is not None
 
 
 def dead_wait(record: JobRecord) -> bool:

@@ -16,10 +16,6 @@ from hpcdl.results.gpus import model_of_type
 from hpcdl.slurm import client, parse
 from hpcdl.system.errors import HpcdlError
 
-# A node that Slurm powered down to save energy is started for the next job: it is free.
-_NO_JOBS = re.compile(
-    r"(?<!POWERED_)DOWN|DRAIN|FAIL|ERROR|MAINT|NOT_RESPONDING|REBOOT|UNKNOWN|FUTURE|\*"
-)
 _START = re.compile(r"to start at (\S+)")
 _PREFIX = re.compile(r"^(sbatch: |error: |allocation failure: )*")
 _AT_ONCE = 4
@@ -75,7 +71,7 @@ def gpus_of_nodes(lines: Iterable[str]) -> list[NodeGpus]:
                     kind=kind or "",
                     total=total,
                     used=min(total, used.get(kind, 0)),
-                    usable=not _NO_JOBS.search(fields.get("State", "")),
+                    usable=parse.takes_jobs(fields.get("State", "")),
                     cpus_free=max(0, cpus - int(fields.get("CPUAlloc", "0"))),
                 )
             )

@@ -30,6 +30,10 @@ ACTIVE = frozenset(
 )
 """Job states that may still change (squeue(1), job state codes)."""
 
+# The words of a node's state, and "*" behind one that does not answer (sinfo(1), node state codes).
+# One that Slurm powered down to save energy is started for the next job: it takes jobs.
+_OUT = re.compile(r"\b(DOWN|DRAIN(ED|ING)?|FAIL(ING)?|NOT_RESPONDING)\b", re.IGNORECASE)
+_NOT_NOW = re.compile(r"\b(ERROR|MAINT|POWERING_DOWN|REBOOT|UNKNOWN|FUTURE)|\*", re.IGNORECASE)
 _GPU = re.compile(r"(?:^|,)gpu(?::([^:,()\s]+))?:(\d+)(?=[(,]|$)")
 _SPAN = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?\Z")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
@@ -141,6 +145,16 @@ class QosLimits(NamedTuple):
         names = ("MaxWall", "MaxTRES", "MaxTRESPU", "MaxJobsPU", "MaxSubmitPU")
         pairs = zip(names, self[1:], strict=True)
         return ", ".join(f"{name}={value}" for name, value in pairs if value)
+
+
+def is_out(state: str) -> bool:
+    """Whether a node in this state starts no job until a person acts."""
+    return _OUT.search(state) is not None
+
+
+def takes_jobs(state: str) -> bool:
+    """Whether a node in this state starts jobs now."""
+    return not (is_out(state) or _NOT_NOW.search(state))
 
 
 def gpu_counts(gres: str) -> dict[str | None, int]:

@@ -13,7 +13,7 @@ from hpcdl.regress.estimate import noise_of
 from hpcdl.regress.exchange import _time, of_run
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
-from hpcdl.regress.job_state import dead_wait, takes_no_jobs, unavailable
+from hpcdl.regress.job_state import dead_wait, unavailable
 from hpcdl.regress.references import edits_of, site_file
 from hpcdl.regress.reframe_adapter import process
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Session, read_session
@@ -59,7 +59,6 @@ def test_what_waits_for_dead_nodes_is_known_from_what_waits_for_busy_ones():
     down = "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority"
     assert dead_wait(record("PENDING", reason=down))
     assert not dead_wait(record("PENDING", reason="Resources"))
-    assert [takes_no_jobs(state) for state in ("ALLOCATED", "IDLE+POWERED_DOWN")] == [False, False]
 
 
 def rows(nodes, days):

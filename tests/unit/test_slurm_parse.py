@@ -61,6 +61,30 @@ def test_gres_tells_types_and_counts_of_gpus(gres, gpus):
     assert parse.node(f"NodeName=n Gres={gres} RealMemory=1").gpus == gpus
 
 
+@pytest.mark.parametrize(
+    ("state", "takes", "out"),
+    [
+        ("IDLE", True, False),
+        ("MIXED+PLANNED", True, False),
+        ("IDLE+CLOUD+POWERED_DOWN", True, False),  # Slurm starts it for the next job
+        ("IDLE+CLOUD+POWERING_UP", True, False),
+        ("DOWN*", False, True),
+        ("IDLE+DRAIN", False, True),
+        ("mixed+draining", False, True),
+        ("IDLE+FAIL", False, True),
+        ("IDLE+NOT_RESPONDING", False, True),
+        ("IDLE*", False, False),
+        ("IDLE+MAINTENANCE", False, False),
+        ("IDLE+POWERING_DOWN", False, False),
+        ("MIXED+REBOOT_REQUESTED", False, False),
+        ("FUTURE", False, False),
+        ("UNKNOWN", False, False),
+    ],
+)
+def test_the_state_of_a_node_says_whether_it_starts_jobs(state, takes, out):
+    assert (parse.takes_jobs(state), parse.is_out(state)) == (takes, out)
+
+
 MARK = "5f0c9a"
 JOB = (
     "4711",

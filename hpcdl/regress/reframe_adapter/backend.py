@@ -33,7 +33,6 @@ from hpcdl.regress.job_state import (
     Watchdog,
     dead_wait,
     fault_of,
-    takes_no_jobs,
     unavailable,
     waits_too_long,
 )
@@ -48,7 +47,7 @@ from hpcdl.regress.run_directory import SUBMITTED, SUBMITTING
 from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.slurm import client, once
 from hpcdl.slurm.hostlist import expand_hostlist
-from hpcdl.slurm.parse import JobRecord
+from hpcdl.slurm.parse import JobRecord, is_out
 from hpcdl.system.errors import HpcdlError
 
 SCHEDULER, LAUNCHER = "hpcdl-slurm", "hpcdl-srun"
@@ -272,7 +271,7 @@ def _which(job: HpcdlJob, record: JobRecord) -> str:
         return job.was_on
     with suppress(HpcdlError):
         states = client.of_nodes("State", job.was_on)
-        out = [one for one, state in states.items() if takes_no_jobs(state)]
+        out = [one for one, state in states.items() if is_out(state)]
         if out:
             return f"{job.was_on}, of which {nodelist_abbrev(out)} takes no jobs"
     return job.was_on

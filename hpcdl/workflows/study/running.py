@@ -22,6 +22,7 @@ from hpcdl.jobs.sweep import ACTIVE, MISSING, QUEUED, RUNNING, Modules
 from hpcdl.jobs.watch import follow
 from hpcdl.slurm import client
 from hpcdl.slurm.once import embedded_cluster
+from hpcdl.slurm.parse import takes_jobs
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
 from hpcdl.system.files import last_text, locked, make_directory, process_fields
 from hpcdl.system.text import count_of
@@ -39,7 +40,6 @@ from hpcdl.workflows.study.measurements import (
 
 _POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 60.0
-_AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "*")
 
 
 def last_run_statuses(plan: StudyPlan) -> tuple[RunStatus, ...]:
@@ -75,9 +75,8 @@ def nodes_down(plan: StudyPlan) -> tuple[str, ...]:
     lines, nodes = [], client.nodes()
     for name in names:
         own = [node for node in nodes if name in node.partitions]
-        away = [node for node in own if any(word in node.state.upper() for word in _AWAY)]
-        if own and len(away) == len(own):
-            reasons = " / ".join(dict.fromkeys(node.reason or node.state for node in away))
+        if own and not any(takes_jobs(node.state) for node in own):
+            reasons = " / ".join(dict.fromkeys(node.reason or node.state for node in own))
             lines.append(
                 f"no node of '{name}' can run jobs now ({count_of(len(own), 'node')}: {reasons}); "
                 "its jobs wait until one returns"
