@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from hpcdl import facts
 from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.slurm.parse import JobRecord, is_out
 
@@ -20,16 +21,6 @@ PATIENCE_SECONDS = 4 * 3600.0
 DEAD_SECONDS = 300.0
 """How long it waits for nodes that are down: they may be starting."""
 SILENCE_AFTER_RESTART_SECONDS = 30.0
-_REASONS = {
-    "TIMEOUT": "its walltime of {limit} was over",
-    "NODE_FAIL": "a node was lost ({nodes})",
-    "BOOT_FAIL": "a node did not boot ({nodes})",
-    "CANCELLED": "it was cancelled",
-    "OUT_OF_MEMORY": "it ran out of memory",
-    "PREEMPTED": "it was preempted",
-    "DEADLINE": "its deadline was over",
-    "REVOKED": "it was revoked",
-}
 _ENDS = {
     "NODE_FAIL": (FaultKind.NODE_LOST, "node lost"),
     "TIMEOUT": (FaultKind.TIMEOUT, "time-out"),
@@ -57,10 +48,11 @@ def fault_of(
     if record.active or record.state in JUDGED:
         return None
     kind, ending = _ENDS.get(record.state, (FaultKind.ENDED_EARLY, "ended early"))
-    reason = _REASONS.get(record.state, "Slurm gives no other reason").format(
-        limit=record.time_limit, nodes=record.nodes or was_on or "unknown"
+    why = facts.load("slurm_reasons")["states"].get(record.state, "Slurm gives no reason")
+    text = (
+        f"{ending}: the job ended as {record.state}: {why}; time limit {record.time_limit}, "
+        f"nodes {record.nodes or was_on or 'unknown'}, restarts {record.restarts}"
     )
-    text = f"{ending}: the job ended as {record.state}, {reason}; restarts {record.restarts}"
     return JobFault(kind, text, wanted="COMPLETED", got=record.state)
 
 

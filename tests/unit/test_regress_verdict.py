@@ -229,7 +229,7 @@ def test_a_job_that_goes_on_or_ends_by_itself_is_judged_by_its_output(state):
         ("OUT_OF_MEMORY", "memory"),
         ("BOOT_FAIL", "boot"),
         ("DEADLINE", "deadline"),
-        ("PREEMPTED", "preempted"),
+        ("PREEMPTED", "took its nodes"),
         ("SOMETHING_NEW", "SOMETHING_NEW"),
     ],
 )
@@ -244,7 +244,7 @@ def test_a_job_that_slurm_forgot_or_queued_again_is_a_failure():
     again = str(fault_of(record("PENDING", restarts=1), was_on="p100-02"))
     assert "node lost" in again
     assert "after it ran on p100-02" in again
-    assert "(p100-02)" in str(fault_of(record("NODE_FAIL"), was_on="p100-02"))
+    assert "nodes p100-02" in str(fault_of(record("NODE_FAIL"), was_on="p100-02"))
     assert fault_of(record("RUNNING", restarts=1), allowed_restarts=1) is None
 
 
