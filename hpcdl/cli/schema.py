@@ -13,6 +13,7 @@ RESULTS = {
     "progress": "PROGRESS",
     "expectation": "EXPECTATION",
     "request": "JOB",
+    "dataset": "DATASET",
 }
 
 

@@ -138,14 +138,14 @@ def _ours(variable: str, below_home: str, parts: tuple[str, ...]) -> Path:
 
 
 @contextmanager
-def scratch_directory() -> Iterator[Path]:
-    """An empty directory of this user only, below TMPDIR, removed at the end.
+def scratch_directory(below: Path | None = None) -> Iterator[Path]:
+    """An empty directory of this user only, below TMPDIR or `below`, removed at the end.
 
     What killed commands left there is removed first. MissingPrerequisite: no space left, or no
-    permission, there; or another user can put one of his own in its place: much of its content is
-    executed.
+    permission, there; or another user can put one of his own in TMPDIR's place: much of its content
+    is executed.
     """
-    below = require_no_stranger(Path(tempfile.gettempdir(), _SCRATCH)).parent
+    below = below or require_no_stranger(Path(tempfile.gettempdir(), _SCRATCH)).parent
     here, me = _this_machine(), f"{os.getpid()}-{_started(os.getpid())}-"
     with explain_os_errors(below):
         if here:

@@ -14,7 +14,6 @@ None.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -22,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpcdl.jobs.layout import Layout, plan_on
 from hpcdl.jobs.spec import JobSpec, is_train
@@ -30,11 +29,10 @@ from hpcdl.jobs.submission import asked as asked_for
 from hpcdl.jobs.submission import index
 from hpcdl.regress.references import fingerprint, read_references, site_file
 from hpcdl.regress.training import SIZES, SMALL_SIZES, metric_name
-from hpcdl.results.records import EXPECTATION, RESULT, at
+from hpcdl.results.records import DATASET, EXPECTATION, RESULT, at
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import read_regular
 from hpcdl.system.text import duration
 from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch, parse
 from hpcdl.train.options import steps_of as planned_steps
@@ -46,7 +44,6 @@ if TYPE_CHECKING:
 _CASE = re.compile(r"horovod-(?P<nodes>[0-9]{1,4})x(?P<local>[0-9]{1,4})")
 MARGIN = 0.05
 """What two runs of the same job may differ by, as a part of the expected rate."""
-_LARGEST_DESCRIPTION = 20_000_000
 _RECENT_JOBS = 30
 _FEWEST_STEPS = 10
 # Below this, launching kernels takes longer than the arithmetic that estimates go by.
@@ -370,10 +367,9 @@ def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> 
 
 def data_of(training: TrainingRun) -> tuple[int | None, bool]:
     """Return the images of an epoch, None without end, and whether they are JPEG."""
-    path = Path(training.data, "dataset.json")
-    if training.data == SYNTHETIC or path.stat().st_size > _LARGEST_DESCRIPTION:
+    if training.data == SYNTHETIC:
         return None, False
-    described: dict[str, Any] = json.loads(read_regular(path, _LARGEST_DESCRIPTION))
+    described = DATASET.read(Path(training.data, DATASET.name)).values
     return int(described["splits"]["train"]["examples"]), described["encoding"] == "jpeg"
 
 

@@ -20,10 +20,10 @@ from hpcdl.jobs.submission import find
 from hpcdl.jobs.watch import Snapshot, as_line
 from hpcdl.regress.result import read_result
 from hpcdl.results.faults import FaultKind
-from hpcdl.results.records import EXPECTATION, JOB, PROGRESS, RESULT, VERDICTS, at, outcome
+from hpcdl.results.records import DATASET, EXPECTATION, JOB, PROGRESS, RESULT, VERDICTS, at, outcome
 from hpcdl.system.errors import BadInput
 
-FORMATS = (RESULT, PROGRESS, VERDICTS, EXPECTATION, JOB)
+FORMATS = (RESULT, PROGRESS, VERDICTS, EXPECTATION, JOB, DATASET)
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
@@ -275,7 +275,7 @@ def test_a_measuring_program_writes_what_the_schema_says(tmp_path):
 
 
 def test_a_command_prints_each_schema(hpcdl):
-    names = ("result", "progress", "verdicts", "expectation", "request")
+    names = ("result", "progress", "verdicts", "expectation", "request", "dataset")
     printed = [json.loads(hpcdl("schema", name).out) for name in names]
     assert printed == [kind.schema for kind in FORMATS]
 

@@ -34,7 +34,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
 from hpcdl.system.resources import cache, cached, home
 from hpcdl.system.run import CommandFailed
-from hpcdl.train.data.dataset import guard
+from hpcdl.train.data.dataset import require_room
 from hpcdl.workflows.study.report import write_report
 from tests.make.releases import plan_build
 from tests.make.results import result
@@ -276,7 +276,7 @@ def test_no_records_are_written_into_a_stranger_s_directory(shared, command):
     (shared / "mine").mkdir()
     stranger(command, shared)
     with pytest.raises(MissingPrerequisite, match="planted cannot be trusted: it belongs to nob"):
-        guard(shared / "planted", "digits")
+        require_room(shared / "planted")
 
 
 @as_root

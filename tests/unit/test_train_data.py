@@ -12,7 +12,6 @@ pytest.importorskip("numpy", reason="numpy comes with the stack")
 import numpy as np
 
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import LockBusy
 from hpcdl.train.data import dataset, making
 from hpcdl.train.data.__main__ import main
 from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
@@ -41,31 +40,31 @@ OTHERS = "count=9 test=0 classes=11 shards=2 size=48x64 bytes=5000 classes=findi
 
 
 def would(folder, capsys, *argv):
-    assert main(["make", "photos", str(folder), "--dry-run", *ASKED, *argv]) == 0
-    return capsys.readouterr().out.split()[1]
+    code = main(["make", "photos", str(folder), "--dry-run", *ASKED, *argv])
+    said = capsys.readouterr()
+    assert code == (2 if "which would be lost" in said.err else 0)
+    return "refused" if code else said.out.split()[1]
 
 
 def test_photos_that_were_asked_for_are_kept_where_that_is_known(tmp_path, capsys):
     photos(tmp_path)
     assert json.loads((tmp_path / "dataset.json").read_text())["splits"]["test"]["examples"] == 4
     assert would(tmp_path, capsys) == "keep"
+    assert would(tmp_path / "other", capsys) == "write"
     made = tmp_path / "dataset.json"
     made.write_text(made.read_text().replace('"request"', '"other"'))
-    assert would(tmp_path, capsys) == "write"
+    assert would(tmp_path, capsys) == "refused"
 
 
 @pytest.mark.parametrize("argument", OTHERS.split())
-def test_other_photos_are_made_anew(tmp_path, argument, capsys):
+def test_other_photos_are_never_lost(tmp_path, argument, capsys):
     photos(tmp_path)
-    assert would(tmp_path, capsys, f"--{argument}") == "write"
+    assert would(tmp_path, capsys, f"--{argument}") == "refused"
 
 
 @pytest.mark.parametrize("text", ["", "7", "[" * 100_000, '{"schema": 1, "seed": 1e999}'])
 def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
     photos(tmp_path)
-    (tmp_path / dataset.REQUEST).write_text(text)
-    assert dataset.read_request(tmp_path) != {"seed": 1}
-    (tmp_path / dataset.REQUEST).unlink()
     whole = json.loads((tmp_path / dataset.FILE).read_text())
     with suppress(ValueError, RecursionError, TypeError):
         text = json.dumps({**whole, **json.loads(text)})
@@ -73,33 +72,35 @@ def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
     with pytest.raises(BadInput, match=r"dataset\.json"):
         dataset.read_dataset(tmp_path)
     with pytest.raises(BadInput, match="would be lost"):
-        dataset.guard(tmp_path, "digits")
+        dataset.require_room(tmp_path)
 
 
 def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     writer = SimpleNamespace(TFRecordWriter=lambda name: io.FileIO(name, "w"))
     errors = SimpleNamespace(OpError=ZeroDivisionError)
     monkeypatch.setattr(making, "tf", SimpleNamespace(io=writer, errors=errors))
-    (tmp_path / dataset.REQUEST).write_text("damaged")
+    folder = tmp_path / "set"
+    folder.mkdir()
     shards = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}
-    (tmp_path / min(shards)).write_bytes(b"of another")
 
     def make(seed, record):
         asked = {"seed": seed}
-        made = Dataset(tmp_path, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {}, request=asked)
+        made = Dataset(folder, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {}, request=asked)
         return making.make_dataset(made, {"train": (range(4), 2)}, record, threads=1)
 
     def meanwhile(number):
         if number == 2:
-            with pytest.raises(LockBusy, match="another hpcdl command is running here"):
-                make(2, lambda _: b"2")
-        return b"1"
+            make(1, lambda _: b"1")
+        return b"2"
 
-    make(1, meanwhile)
-    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(BadInput, match="would be lost"):
+        make(2, meanwhile)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert kept.keys() == {"dataset.json", *shards}
     assert {kept[name] for name in shards} == {b"11"}
-    make(1, lambda _: pytest.fail("made again"))
+    assert make(1, lambda _: b"3").splits == dataset.read_dataset(folder).splits
+    assert {path.read_bytes() for path in folder.glob("train-*")} == {b"11"}, "the first is kept"
+    assert [*tmp_path.iterdir()] == [folder]
 
 
 def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, capsys):
@@ -114,14 +115,13 @@ def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, ca
 
     def answer():
         argv = ("make", "folder", str(made), f"--images={images}", f"--labels={table}")
-        assert main([*argv, "--dry-run"]) == 0
-        return capsys.readouterr().out.split()[1]
+        return main([*argv, "--dry-run"]), capsys.readouterr().out
 
-    assert answer() == "write", "nothing says what it was made of"
+    assert answer() == (2, ""), "nothing says what it was made of"
     write_dataset(replace(whole, request=request))
-    assert answer() == "keep"
+    assert answer() == (0, f"would keep the folder in {made}\n")
     (images / "1.jpg").write_bytes(b"mended")
-    assert answer() == "write"
+    assert answer() == (2, "")
 
 
 def test_every_finding_looks_different_is_seen_and_is_the_same_when_mirrored():

@@ -15,10 +15,10 @@ from hpcdl.train.data.data_options import build_parser, labels_of
 from hpcdl.train.data.dataset import (
     FILE,
     Dataset,
-    guard,
     load_dataset,
     made_before,
     read_dataset,
+    require_room,
     shard_files,
 )
 from hpcdl.train.data.table import ImageRow, read_table, request_of
@@ -45,7 +45,7 @@ def _make(args: argparse.Namespace) -> ExitCode:
     request, rows = _asked(args)
     existing = made_before(folder, request)
     if existing is None:
-        guard(folder, args.kind)
+        require_room(folder)
     if args.dry_run:
         print(f"would {'keep' if existing else 'write'} the {args.kind} in {folder}")
         return ExitCode.OK

@@ -1,25 +1,19 @@
-"""dataset.json: what a directory of TFRecord shards holds, and the check that it is all there.
-
-Written last, so that a directory with a dataset.json is a complete data set. It says what was
-asked of `hpcdl data make`; until all shards are there, `.making.json` does.
-"""
+"""dataset.json: what a directory of TFRecord shards holds, and the check that it is all there."""
 
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hpcdl.results.records import DATASET
 from hpcdl.system.errors import BadInput
-from hpcdl.system.files import write_json
 from hpcdl.system.trust import require_own
 
-FILE, REQUEST = "dataset.json", ".making.json"
-SCHEMA = 1
-_AGAIN = "`hpcdl data inspect --index DIR` writes it again"
+FILE = DATASET.name
 FINDINGS = (
     "Atelectasis",
     "Cardiomegaly",
@@ -99,61 +93,38 @@ def describe_shard(path: Path, examples: int) -> Shard:
 
 def write_dataset(dataset: Dataset) -> None:
     """Write dataset.json, which makes the directory a data set."""
-    values = {"schema": SCHEMA, **asdict(dataset)}
-    del values["folder"]
+    values = asdict(dataset)
+    folder = values.pop("folder")
     values["splits"] = {
         split: {"examples": dataset.examples(split), "shards": shards}
         for split, shards in values["splits"].items()
     }
-    write_json(dataset.folder / FILE, values)
+    DATASET.write(folder / FILE, values)
 
 
 def load_dataset(folder: Path) -> Dataset:
     """Read dataset.json; BadInput: there is none, or it is damaged or of another version."""
-    path = folder / FILE
-    try:
-        values = json.loads(path.read_text())
-    except FileNotFoundError as fault:
+    if not (folder / FILE).exists():
         raise BadInput(
             f"{folder} is not a data set: it has no {FILE}",
             hint="`hpcdl data make` makes one; `hpcdl data inspect --index DIR` adds the file to "
             "a directory of records in ImageNet's layout",
-        ) from fault
-    except (OSError, ValueError, RecursionError) as fault:
-        raise BadInput(f"cannot read {path}: {fault}", hint=_AGAIN) from fault
-    found = values.get("schema") if isinstance(values, dict) else None
-    if found != SCHEMA:
-        raise BadInput(f"{path} has schema {found}, this hpcdl reads {SCHEMA}", hint=_AGAIN)
+        )
     try:
-        return _dataset(folder, values)
-    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as fault:
-        raise BadInput(
-            f"{path}: missing or invalid key {fault}", hint="make the data set again"
-        ) from fault
-
-
-def _dataset(folder: Path, values: dict[str, Any]) -> Dataset:
-    height, width, channels = values["shape"]
-    return Dataset(
-        folder=folder,
-        kind=values["kind"],
-        encoding=values["encoding"],
-        shape=(height, width, channels),
-        classes=int(values["classes"]),
-        scale=float(values["scale"]),
-        seed=int(values["seed"]),
-        source=values["source"],
-        splits={
-            split: tuple(
-                Shard(str(s["name"]), int(s["examples"]), int(s["bytes"]), str(s["sha256"]))
-                for s in part["shards"]
-            )
-            for split, part in values["splits"].items()
-        },
-        task=values.get("task", "classes"),
-        label_offset=int(values.get("label_offset", 0)),
-        request=dict(values.get("request", {})),
-    )
+        record = DATASET.read(folder / FILE)
+        record.need(*DATASET.schema["required"])
+    except BadInput as fault:
+        hint = "`hpcdl data inspect --index DIR` writes it again"
+        raise BadInput(fault.message, hint=hint) from fault
+    values = {one.name: record.values[one.name] for one in fields(Dataset) if one.name != "folder"}
+    values["splits"] = {
+        split: tuple(
+            Shard(one["name"], one["examples"], one["bytes"], one["sha256"])
+            for one in part["shards"]
+        )
+        for split, part in values["splits"].items()
+    }
+    return Dataset(folder, **values)
 
 
 def read_dataset(folder: Path) -> Dataset:
@@ -191,24 +162,18 @@ def shard_files(folder: Path) -> list[Path]:
     return files
 
 
-def guard(folder: Path, kind: str) -> None:
-    """Refuse to write where records of another command, or of a person, would be lost.
+def require_room(folder: Path) -> None:
+    """Refuse a directory in which something is, for records are made as a whole.
 
     Raises MissingPrerequisite: the directory is another user's, who can put other records there.
     """
-    if folder.exists():
+    if os.path.lexists(folder):
         require_own(folder)
-    if (folder / REQUEST).exists() or not any(folder.glob("*.tfrecord*")):
-        return
-    try:
-        there = json.loads((folder / FILE).read_text())["kind"]
-    except (OSError, ValueError, RecursionError, KeyError, TypeError):
-        there = "other"
-    if there != kind:
-        raise BadInput(
-            f"{folder} holds {there} records, which would be lost",
-            hint="choose another directory, or remove them first",
-        )
+        if not folder.is_dir() or any(folder.iterdir()):
+            raise BadInput(
+                f"{folder} holds other records or files, which would be lost",
+                hint="choose another directory, or remove it first",
+            )
 
 
 def made_before(folder: Path, request: dict[str, Any]) -> Dataset | None:
@@ -216,11 +181,4 @@ def made_before(folder: Path, request: dict[str, Any]) -> Dataset | None:
     with suppress(BadInput):
         dataset = read_dataset(folder)
         return dataset if dataset.request == request else None
-    return None
-
-
-def read_request(folder: Path) -> Any:
-    """Return what an unfinished data set was asked for; None if it is missing, or damaged."""
-    with suppress(OSError, ValueError, RecursionError):
-        return json.loads((folder / REQUEST).read_text())
     return None

@@ -1,9 +1,7 @@
-"""Writes the shards of a data set side by side, complete or absent, and resumes where it stopped.
+"""Makes data sets: digits, and records of a directory of images; photos.py those of photographs.
 
-A maker says what each shard holds: here those of digits and of a directory of images, in photos.py
-that of photographs. A shard is written under a temporary name, synced and renamed. `.making.json`
-keeps what was asked: the same request writes the shards that are missing, another one starts over.
-dataset.json is written last.
+A maker says what each shard holds. They are written side by side in a directory of their own, which
+is renamed as a whole: a data set is complete or absent.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,23 +19,20 @@ import numpy as np
 import tensorflow as tf
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite
-from hpcdl.system.files import LockBusy, clear_leftovers, explain_os_errors, locked, write_json
+from hpcdl.system.files import explain_os_errors
+from hpcdl.system.resources import scratch_directory
 from hpcdl.system.text import StatusLine
 from hpcdl.train.data.dataset import (
-    FILE,
-    REQUEST,
     Dataset,
     Shard,
     describe_shard,
-    guard,
     made_before,
-    read_request,
+    require_room,
     write_dataset,
 )
 from hpcdl.train.data.source import reason
 from hpcdl.train.data.table import ImageRow, are_several, names_of
 
-_PART, _LOCK = ".part", ".making.lock"
 _TEST_DIGITS = 357
 _DIGITS = "scikit-learn load_digits: UCI ML optical recognition of handwritten digits, test set"
 Parts = Mapping[str, tuple[Sequence[Any], int]]
@@ -48,29 +42,29 @@ Parts = Mapping[str, tuple[Sequence[Any], int]]
 def make_dataset(
     dataset: Dataset, parts: Parts, record: Callable[[Any], bytes], threads: int
 ) -> Dataset:
-    """Write all shards that are not there yet, and dataset.json; the data set with its splits.
+    """Make the data set: all shards and dataset.json; returns it with its splits.
 
-    `record` serializes an item. What was asked decides whether shards found there count.
-    Raises MissingPrerequisite: no space or no permission; complete shards stay for the next try.
+    `record` serializes an item. Raises BadInput: another command has made another one meanwhile;
+    MissingPrerequisite: no space or no permission.
     """
-    folder = dataset.folder
-    lock = folder / _LOCK
-    with explain_os_errors(folder), ExitStack() as held:
-        folder.mkdir(parents=True, exist_ok=True)
-        try:  # each of two would take the other's shards for its own
-            held.enter_context(locked(lock, wait_seconds=1.0))
-            held.callback(lock.unlink, missing_ok=True)
-        except LockBusy:
-            raise
-        except MissingPrerequisite as fault:  # a parallel file system may have no locks
-            print(f"{fault.message}: nothing keeps others out of {folder}", file=sys.stderr)
-        guard(folder, dataset.kind)  # another one may have ended meanwhile
-        return made_before(folder, dataset.request) or _make(dataset, parts, record, threads)
+    folder = dataset.folder.resolve()
+    with explain_os_errors(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_directory(folder.parent) as aside:
+            made = aside / folder.name
+            made.mkdir()
+            splits = _write_shards(made, parts, record, threads)
+            write_dataset(replace(dataset, folder=made, splits=splits))
+            if found := made_before(folder, dataset.request):  # of two at once the first is kept
+                return found
+            require_room(folder)
+            made.rename(folder)
+    return replace(dataset, splits=splits)
 
 
-def _make(dataset: Dataset, parts: Parts, record: Callable[[Any], bytes], threads: int) -> Dataset:
-    folder = dataset.folder
-    _begin(folder, dataset.request)
+def _write_shards(
+    folder: Path, parts: Parts, record: Callable[[Any], bytes], threads: int
+) -> dict[str, tuple[Shard, ...]]:
     work = [
         (split, folder / f"{split}-{number:05d}-of-{of:05d}.tfrecord", items[number::of])
         for split, (items, shards) in parts.items()
@@ -89,10 +83,7 @@ def _make(dataset: Dataset, parts: Parts, record: Callable[[Any], bytes], thread
     splits: dict[str, tuple[Shard, ...]] = {}
     for (split, *_), written in zip(work, waiting, strict=True):
         splits[split] = (*splits.get(split, ()), written.result())
-    whole = replace(dataset, splits=splits)
-    write_dataset(whole)
-    (folder / REQUEST).unlink()
-    return whole
+    return splits
 
 
 def example(**features: bytes | int | Sequence[int] | str) -> bytes:
@@ -111,35 +102,19 @@ def _feature(value: bytes | int | Sequence[int] | str) -> Any:
     return tf.train.Feature(int64_list=tf.train.Int64List(value=numbers))
 
 
-def _begin(folder: Path, request: dict[str, Any]) -> None:
-    clear_leftovers(folder / REQUEST, folder / FILE)
-    if read_request(folder) != request:
-        for old in (*folder.glob("*.tfrecord"), folder / FILE):
-            old.unlink(missing_ok=True)
-    for part in folder.glob(f"*{_PART}"):
-        part.unlink()
-    write_json(folder / REQUEST, request)
-
-
 def _write(path: Path, items: Sequence[Any], record: Callable[[Any], bytes]) -> Shard:
-    """Write a shard and bring it to disk, where it is not there yet."""
-    aside = path.with_suffix(_PART)
+    """Write a shard and bring it to disk."""
     try:
-        if not path.exists():
-            with tf.io.TFRecordWriter(str(aside)) as writer:
-                for item in items:
-                    writer.write(record(item))
-            with aside.open("rb+") as file:
-                os.fsync(file.fileno())
-            aside.replace(path)
-    except BaseException as fault:
-        aside.unlink(missing_ok=True)  # on a full disk its space is needed
-        if not isinstance(fault, tf.errors.OpError):
-            raise
-        raise MissingPrerequisite(  # TensorFlow's own for a full disk
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for item in items:
+                writer.write(record(item))
+    except tf.errors.OpError as fault:  # TensorFlow's own for a full disk
+        raise MissingPrerequisite(
             f"cannot write {path}: {str(fault).splitlines()[0][:200]}",
-            hint="free some space or choose another place; complete shards stay for the next try",
+            hint="free some space or choose another place",
         ) from fault
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
     return describe_shard(path, len(items))
 
 
@@ -179,7 +154,7 @@ def make_from_folder(
 ) -> Dataset:
     """Records of the images that `rows` name, as medical data often come; of `table.request_of`.
 
-    Takes up an interrupted one. Raises BadInput: an image cannot be read.
+    Raises BadInput: an image cannot be read.
     """
     names, several, seed = names_of(rows), are_several(rows), request["seed"]
     order = [rows[i] for i in np.random.RandomState(seed % 2**32).permutation(len(rows))]
@@ -229,6 +204,5 @@ def _as_jpeg(row: ImageRow) -> bytes:
     except (OSError, tf.errors.InvalidArgumentError) as fault:
         raise BadInput(
             f"the image {row.path} cannot be read: {reason(fault)}",
-            hint=f"repair it, or take line {row.line} out of the CSV; complete shards stay for the "
-            "next try",
+            hint=f"repair it, or take line {row.line} out of the CSV",
         ) from fault
