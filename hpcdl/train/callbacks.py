@@ -99,7 +99,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
             training.reporter.say(self._clock.line())
             self._clock = None
         steps = rows.reshape(fitting.group, -1, rows.shape[1])
-        # The mean loss of each step's parts; Keras' own where a model's train_step shows none.
+        # The mean loss of a step's updates; Keras' own where a model's train_step shows none.
         shown = steps[:, :, 0].mean(axis=1)
         losses = np.where(np.isnan(shown), (logs or {}).get("loss", np.nan), shown).tolist()
         training.losses += losses

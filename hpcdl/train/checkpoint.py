@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,30 +126,19 @@ class Writer:
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder = folder
         self._keep = keep
-        self._thread: threading.Thread | None = None
-        self._fault: BaseException | None = None
+        self._pool = ThreadPoolExecutor(1)
+        self._pending: Future[Path] | None = None
 
     def submit(self, checkpoint: Checkpoint) -> None:
         """Begin to write; waits for the one before, and raises what went wrong with it."""
         self.wait()
-
-        def write() -> None:
-            try:
-                save(self._folder, checkpoint, self._keep)
-            except BaseException as fault:
-                self._fault = fault
-
-        self._thread = threading.Thread(target=write, daemon=True)
-        self._thread.start()
+        self._pending = self._pool.submit(save, self._folder, checkpoint, self._keep)
 
     def wait(self) -> None:
         """Return when everything is on disk; raises MissingPrerequisite where it cannot be."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._fault is not None:
-            fault, self._fault = self._fault, None
-            raise fault
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
 
 def _write(file: Any, checkpoint: Checkpoint) -> None:

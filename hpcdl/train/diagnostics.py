@@ -73,7 +73,8 @@ def out_of_memory(why: str, batch: int) -> HpcdlError:
     return MissingPrerequisite(
         f"out of memory with {batch} examples per rank",
         details=[first[:200]],
-        hint="a smaller --batch-per-rank; --accumulate N computes the batch in N parts",
+        hint="a smaller --batch-per-rank; --set optimizer.gradient_accumulation_steps=N "
+        "updates the weights once in N steps",
     )
 
 

@@ -84,10 +84,9 @@ class Fitting:
         pieces = list(pieces_of(first, steps, self.numbers.steps_per_epoch))
         most = min(self.most, max(1, steps // _CALLS))
         self.group = group_of(pieces, self.numbers.checkpoint_every, most)
-        _set_steps_per_execution(model, self.group * self.options.accumulate)
+        _set_steps_per_execution(model, self.group)
         callback_list = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
         finalize = _once_only(callback_list, model)
-        parts = self.options.accumulate
         for piece in pieces:
             data = self._batches(piece.first, piece.last)
             callback_list.set_params(
@@ -97,7 +96,7 @@ class Fitting:
                 data,
                 initial_epoch=piece.epoch,
                 epochs=piece.epochs,
-                steps_per_epoch=piece.steps * parts,
+                steps_per_epoch=piece.steps,
                 class_weight=self.class_weight,
                 callbacks=callback_list,
                 shuffle=False,
@@ -108,24 +107,10 @@ class Fitting:
         finalize()
 
     def _batches(self, first: int, last: int) -> Any:
-        """Return the steps' batches; a step that is computed in parts has as many of them."""
         data = self.source.steps(first, last)
         if self.source.waits and not self.options.deterministic:  # which allows no clock in a graph
             data = timed(data, self.waited)
-        parts = self.options.accumulate
-        if parts == 1:
-            return data
-
-        def split(*batch: Any) -> Any:
-            cut = tf.nest.map_structure(
-                lambda whole: tf.reshape(
-                    whole, tf.concat([[parts, tf.shape(whole)[0] // parts], tf.shape(whole)[1:]], 0)
-                ),
-                batch,
-            )
-            return tf.data.Dataset.from_tensor_slices(cut)
-
-        return data.flat_map(split)
+        return data
 
 
 @dataclass(frozen=True)
@@ -214,7 +199,7 @@ def make_fitting(
     callbacks = keras_parts.make_callbacks(options, first=ranks.rank == 0)
     alone_xla = options.xla and ranks.size == 1
     if own:
-        optimizer, losses = _compiled_parts(options, model, source)
+        optimizer, losses = _compiled_parts(model, source)
     else:
         outputs = tf.nest.flatten(model(recipe.example()))
         losses = keras_parts.make_losses(options, model, outputs, source, task)
@@ -238,10 +223,9 @@ def make_fitting(
     )
 
 
-def _compiled_parts(options: TrainOptions, model: Any, source: DataSource) -> tuple[Any, Any]:
+def _compiled_parts(model: Any, source: DataSource) -> tuple[Any, Any]:
     """Return optimizer and loss of a model that its program compiled, checked for this run."""
     optimizer, losses = model.optimizer, model.loss
-    keras_parts.require_accumulation(options, optimizer)
     specs = tf.nest.flatten(source.label_spec)
     for loss, spec in zip(tf.nest.flatten(losses), specs, strict=False):
         keras_parts.check_labels(loss, spec)
@@ -319,7 +303,7 @@ def _most_at_once(
         begun = time.process_time()
         model(example)
         if (took := time.process_time() - begun) < _SHORT:
-            most = max(1, min(ROWS // options.accumulate, int(_AT_ONCE / max(took, 1e-6))))
+            most = max(1, min(ROWS, int(_AT_ONCE / max(took, 1e-6))))
     return int(ranks.gather(most)[0])
 
 

@@ -143,22 +143,10 @@ def make_optimizer(options: TrainOptions, numbers: RunNumbers) -> Any:
     usual = {"learning_rate": _rate(options, numbers), "momentum": 0.9}
     if options.optimizer.lower() != "sgd":
         del usual["momentum"]
-    if options.accumulate > 1:
-        usual["gradient_accumulation_steps"] = options.accumulate
     made = make(module, module.Optimizer, "--optimizer", options.optimizer, arguments, usual)
-    require_accumulation(options, made)
     if options.precision == "fp16":
         made = tf.keras.mixed_precision.LossScaleOptimizer(made)
     return made
-
-
-def require_accumulation(options: TrainOptions, optimizer: Any) -> None:
-    """Refuse `--accumulate` where Keras' optimizer does not do it."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    parts = getattr(inner, "gradient_accumulation_steps", None) or 1
-    if parts != options.accumulate:
-        why = f"the optimizer accumulates {parts} parts, and --accumulate is {options.accumulate}"
-        raise BadInput(why, hint="Keras 2 cannot accumulate; in Keras 3 both must be the same")
 
 
 def _rate(options: TrainOptions, numbers: RunNumbers) -> Any:
@@ -169,7 +157,9 @@ def _rate(options: TrainOptions, numbers: RunNumbers) -> Any:
     usual: dict[str, Any] = {"initial_learning_rate": numbers.lr}
     if name in SHORT_SCHEDULES:
         warmup = int(given.get("warmup_steps", 0))
-        usual |= {"decay_steps": max(1, numbers.steps - warmup), "end_learning_rate": 0.0}
+        once_in = settings_of(options.settings, "optimizer").get("gradient_accumulation_steps", 1)
+        updates = numbers.steps // int(once_in or 1)
+        usual |= {"decay_steps": max(1, updates - warmup), "end_learning_rate": 0.0}
         usual |= {"initial_learning_rate": 0.0, "warmup_target": numbers.lr} if warmup else {}
     kind = SHORT_SCHEDULES.get(name, name)
     base = schedules.LearningRateSchedule

@@ -131,12 +131,10 @@ class TrainOptions:
         items=_TEXT,
         metavar="PART.NAME=VALUE",
     )
-    accumulate: int = option(
-        "compute a batch in N parts, to save memory", 1, section="compute", **COUNT
-    )
     precision: str = option(
         "precision of compute (default fp32); fp16 scales the loss: " + ", ".join(PRECISIONS),
         "fp32",
+        section="compute",
         **choice(*PRECISIONS),
     )
     xla: bool = option("compile forward and backward with XLA", False, **SWITCH)
@@ -264,16 +262,14 @@ def facts_of(model: str) -> dict[str, Any]:
 
 def global_batch(options: TrainOptions, model: dict[str, Any], ranks: int) -> int:
     """Examples per step over all ranks; BadInput: not shared equally, and the nearest that are."""
-    unit = ranks * options.accumulate
     if options.global_batch is None and options.batch_per_rank is None:
-        return int(-(-model["global_batch"] // unit) * unit)
+        return int(-(-model["global_batch"] // ranks) * ranks)
     batch = options.global_batch or (options.batch_per_rank or 1) * ranks
-    if batch % unit:
-        below, above = batch // unit * unit, -(-batch // unit) * unit
+    if batch % ranks:
+        below, above = batch // ranks * ranks, -(-batch // ranks) * ranks
         fits = f"{below} or {above}" if below else str(above)
-        parts = f" in {options.accumulate} parts" if options.accumulate > 1 else ""
         raise BadInput(
-            f"a global batch of {batch} cannot be shared equally by {ranks} ranks{parts}",
+            f"a global batch of {batch} cannot be shared equally by {ranks} ranks",
             hint=f"--global-batch {fits} can",
         )
     return batch

@@ -197,7 +197,7 @@ class RankRun:
             self._take_job_directory()
         set_up_keras(options.seed)  # before any code of the user's draws a number
         batch = global_batch(options, self.model, ranks.size)
-        share = BatchShare(batch, ranks.size, ranks.rank, options.seed, options.accumulate)
+        share = BatchShare(batch, ranks.size, ranks.rank, options.seed)
         counts = takes_classes(options.model)
         source = open_source(options, self.model, share, self.place.cpus, counts=counts)
         if len(set(ranks.gather(source.order))) > 1:

@@ -93,7 +93,7 @@ def _state_of(callback: Any) -> dict[str, Any]:
     }
 
 
-_IDENTITY = ("model", "seed", "loss", "optimizer", "lr_schedule", "precision", "accumulate")
+_IDENTITY = ("model", "seed", "loss", "optimizer", "lr_schedule", "precision")
 
 
 def identity_of(fitting: Fitting) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) ->
     return (
         options.delay_ms == 0
         and (options.model, options.image_size) == (asked.model, asked.size)
-        and (job is None or (options.xla, options.accumulate) == (job.xla, job.accumulate))
+        and (job is None or options.xla == job.xla)
         and units_of(wanted) == units_of(_precision(options, asked.partition))
         and run.batch <= 2 * batch <= 4 * run.batch
     )

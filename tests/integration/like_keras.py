@@ -514,7 +514,7 @@ ROWS = {
     "accumulation": row(
         "regularized",
         "classes",
-        "--accumulate=3",
+        *kwargs("optimizer", gradient_accumulation_steps=3),
         optimizer=sgd(gradient_accumulation_steps=3) if KERAS_3 else None,
     ),
     "fp16": simple(
@@ -625,8 +625,7 @@ def theirs(given):
             metrics=[keras.metrics.AUC(name=m) if m == "auc" else m for m in given["metrics"]],
             jit_compile=given["jit"],
         )
-    parts = next((int(o[-1]) for o in given["options"] if o.startswith("--accumulate")), 1)
-    steps = 48 // given["batch"] * parts
+    steps = 48 // given["batch"]
     rows = [epoch_order(1, epoch, 48).reshape(steps, -1) for epoch in range(given["epochs"])]
     take = lambda r: tf.nest.map_structure(lambda a: tf.gather(a, r), data["train"])  # noqa: E731
     order = np.concatenate(rows)
@@ -648,9 +647,8 @@ def theirs(given):
     )
     keras.mixed_precision.set_global_policy("float32")
     metrics = {"test_loss" if k == "loss" else k: float(v) for k, v in scores.items()}
-    losses_of = np.reshape(noted.losses, (-1, parts)).mean(1).tolist()
     return {
-        "losses": losses_of,
+        "losses": noted.losses,
         "metrics": metrics,
         "weights": [
             np.asarray(raw(w).numpy(), np.float64).ravel().tolist()

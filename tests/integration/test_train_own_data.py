@@ -340,7 +340,7 @@ def test_out_of_memory_is_said_and_what_was_there_stays(runs):
     within_limit(runs, "--global-batch=16", job="oom").must(0)
     before = {path.name: path.read_bytes() for path in (runs.folder / "oom").rglob("*.ckpt")}
     done = within_limit(runs, "--global-batch=9000", "--fresh", job="oom")
-    done.must(3, "error: out of memory with 9000 examples per rank", "--accumulate")
+    done.must(3, "error: out of memory with 9000 examples per rank", "gradient_accumulation_steps")
     assert done.result["outcome"]["exit_code"] == 0, "still that of the run before"
     after = {path.name: path.read_bytes() for path in (runs.folder / "oom").rglob("*.ckpt")}
     assert after == before != {}

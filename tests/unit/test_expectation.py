@@ -78,9 +78,9 @@ def test_where_nothing_is_known_nothing_is_said(three_generations, program):
 
 
 def test_a_program_is_read_as_the_training_program_reads_it():
-    training = training_of(("hpcdl", "train", "--accumulate=4"), ranks=3)
+    training = training_of(("hpcdl", "train", "--model=mlp"), ranks=48)
     assert training is not None
-    assert training.batch == 24, "72 images, the next that 3 ranks share in 4 parts"
+    assert training.batch == 2, "96 images, the next that 48 ranks share"
     for words in ("--epochs=0", "--dataset=mine:data", "--global-batch=100", "--lr=fast", "--help"):
         assert training_of(("hpcdl", "train", words), ranks=8) is None, words
 

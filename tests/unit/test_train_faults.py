@@ -35,7 +35,7 @@ def test_a_lack_of_memory_and_a_full_disk_are_told_apart(monkeypatch):
     assert explain(ValueError("ours"), "") is None
     error = out_of_memory("Graph error:\n  OOM when allocating\nmore", 96)
     assert (error.details, error.exit_code) == (("OOM when allocating",), 3)
-    assert "--accumulate" in (error.hint or "")
+    assert "gradient_accumulation_steps" in (error.hint or "")
 
 
 def test_a_slow_start_is_no_hang_whatever_the_limit_of_a_step(tmp_path):

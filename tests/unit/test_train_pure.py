@@ -122,9 +122,6 @@ def test_a_batch_that_ranks_cannot_share_names_the_nearest_that_can():
     assert "--global-batch 8 or 12 can" in refused.value.hint
     assert global_batch(TrainOptions(), MODEL, 48) == 96
     assert global_batch(TrainOptions(batch_per_rank=5), MODEL, 4) == 20
-    assert global_batch(TrainOptions(accumulate=3), MODEL, 4) == 72
-    with pytest.raises(BadInput, match="cannot be shared equally by 4 ranks in 3 parts"):
-        global_batch(TrainOptions(global_batch=64, accumulate=3), MODEL, 4)
 
 
 def test_steps_come_from_epochs_and_positions_from_steps():

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("numpy", reason="numpy comes with hpcdl[test]")
 from hpcdl.train.data.pipeline import interleave_shards, stream_count
-from hpcdl.train.data.source import BatchShare
 
 
 def streams_of(counts, batch, ranks=1, epoch=0):
@@ -61,5 +60,4 @@ def test_where_streams_fit_the_shards_each_reads_whole_ones():
 def test_streams_are_the_same_for_all_numbers_of_ranks_that_divide_them():
     assert streams_of([30] * 9, 48, ranks=1) == streams_of([30] * 9, 48, ranks=4)
     assert stream_count(48, 16, 4) == 16, "each rank has a stream, even where shards are fewer"
-    assert BatchShare(64, 2, 0, 1, parts=4).at_once == 8, "what fits to train fits to score"
     assert streams_of([10] * 8, 8, epoch=0) != streams_of([10] * 8, 8, epoch=1)

@@ -250,7 +250,7 @@ class UserPipeline(DataSource):
         share = self._share
         if not self.tested:
             return None
-        return self._parts["test"].shard(share.ranks, share.rank).batch(share.at_once)
+        return self._parts["test"].shard(share.ranks, share.rank).batch(share.per_rank)
 
 
 def _elements(*parts: Any) -> Any:

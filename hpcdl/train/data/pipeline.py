@@ -134,10 +134,10 @@ class RecordSource(DataSource):
             return None
         files = [str(path) for path in self._dataset.files("test")]
         records = tf.data.TFRecordDataset(files).shard(self._share.ranks, self._share.rank)
-        batches = self._decoded(records, self._test_part).batch(self._share.at_once)
+        batches = self._decoded(records, self._test_part).batch(self._share.per_rank)
         mine = len(range(self._share.rank, self.tested, self._share.ranks))
         # Without a length Keras warns that the data ran out.
-        known = tf.data.experimental.assert_cardinality(-(-mine // self._share.at_once))
+        known = tf.data.experimental.assert_cardinality(-(-mine // self._share.per_rank))
         return batches.apply(known).with_options(self._options()).prefetch(2)
 
     def _decoded(self, records: Any, describe: Any) -> Any:

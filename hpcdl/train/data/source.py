@@ -30,26 +30,17 @@ _PLACES = ("Graph execution error", "Detected at", "<stack traces", "[[", "File 
 
 @dataclass(frozen=True)
 class BatchShare:
-    """A rank's part of the global batch, which is a multiple of `ranks` x `parts`.
-
-    The parts go through the network one after the other, to save memory.
-    """
+    """A rank's part of the global batch, which is a multiple of `ranks`."""
 
     global_batch: int
     ranks: int
     rank: int
     seed: int
-    parts: int = 1
 
     @property
     def per_rank(self) -> int:
         """Images per step of this rank."""
         return self.global_batch // self.ranks
-
-    @property
-    def at_once(self) -> int:
-        """Images that go through the network together: what fits to train fits to score."""
-        return self.per_rank // self.parts
 
 
 class DataSource:
@@ -196,7 +187,7 @@ class InMemory(DataSource):
             return None
         share = self._share
         mine = tf.nest.map_structure(lambda part: part[share.rank :: share.ranks], self._test)
-        return tf.data.Dataset.from_tensor_slices(mine).batch(share.at_once)
+        return tf.data.Dataset.from_tensor_slices(mine).batch(share.per_rank)
 
 
 def _length(arrays: Any) -> int:
