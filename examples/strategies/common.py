@@ -7,21 +7,13 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from hpcdl.results.records import RESULT, outcome
+from hpcdl.results.records import outcome
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare, DataSource
 from hpcdl.train.keras_parts import make_losses
 from hpcdl.train.models import ModelRecipe, set_up_keras
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, make_numbers, parse
-from hpcdl.train.result import (
-    Reporter,
-    Samples,
-    base_of,
-    gpu_names,
-    layout_of,
-    summarize,
-    versions_of,
-)
+from hpcdl.train.result import Reporter, Samples, summarize, write_result
 from hpcdl.train.startup import StartupClock, this_place
 
 
@@ -75,17 +67,18 @@ class Job:
         self.reporter.step(done, self.numbers.position(done - 1)[0], loss, batch)
 
     def write(
-        self, strategy: str, parameters: int, metrics: dict[str, float], **more: object
+        self,
+        strategy: str,
+        parameters: int,
+        metrics: dict[str, float],
+        hosts: list[str] | None = None,
+        **more: object,
     ) -> None:
         """Write result.json, and print the rate."""
         summary = summarize(self.samples, self.options.warmup_steps)
-        hosts = [self.place.host] * self.workers
+        hosts = hosts or [self.place.host] * self.workers
         loss = self.samples.loss[-1] if self.samples.loss else None
-        values = {
-            "outcome": outcome("completed"),
-            **base_of(self.options, self.clock, self.started),
-            "layout": layout_of(self.place, more.pop("hosts", hosts), self.workers, gpu_names()),
-            "versions": versions_of(),
+        numbers = {
             "strategy": strategy,
             "parameters": parameters,
             "batch_per_rank": self.numbers.global_batch // self.workers,
@@ -95,8 +88,8 @@ class Job:
             "summary": {**summary, "loss": loss, "metrics": metrics},
             **more,
         }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        RESULT.write(self.folder / RESULT.name, values)
+        run = (self.options, self.place, self.clock, self.started)
+        write_result(*run, outcome("completed"), numbers, hosts=hosts)
         print(
             f"{strategy}: {summary['images_per_second']:.2f} images/s, loss {loss:.4f}, {metrics}"
         )

@@ -16,11 +16,11 @@ import tensorflow as tf
 from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.data.dataset import FINDINGS
-from hpcdl.train.fitting import Fitting, raw
+from hpcdl.train.fitting import Training, raw
 from hpcdl.train.models import random_states
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.stop_signals import REQUEUE, STOP
-from hpcdl.train.training import TrainingProgress, condemn, save
+from hpcdl.train.training import condemn, save
 
 CALLBACK = 2.0**-10
 """What a rank whose callback wants to end adds to the stop requests: less than any signal."""
@@ -37,44 +37,43 @@ class Leave(BaseException):
 class Scores(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Makes the logs of an epoch those of all ranks, and adds the scores on the test set."""
 
-    def __init__(self, training: TrainingProgress, *, validates: bool) -> None:
+    def __init__(self, training: Training, *, validates: bool) -> None:
         super().__init__()
         self._training = training
-        self._validates = validates and bool(training.fitting.source.tested)
+        self._validates = validates and bool(training.source.tested)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replace this rank's means by those of all ranks, and score on the test set."""
-        fitting = self._training.fitting
+        training = self._training
         if logs is None:
             return
-        if fitting.ranks.size > 1 and fitting.has_callbacks:
-            logs.update(_merged(fitting))
+        if training.ranks.size > 1 and training.has_callbacks:
+            logs.update(_merged(training))
         if not self._validates:
             return
-        scores = evaluate(self._training)
+        scores = evaluate(training)
         logs.update({f"val_{name}": value for name, value in scores.items()})
-        self._training.validations.append({"step": self._training.step_number, **scores})
+        training.validations.append({"step": training.step_number, **scores})
         shown = ", ".join(f"val_{name} {value:.4f}" for name, value in scores.items())
-        self._training.reporter.say(f"epoch {epoch + 1}: {shown}")
+        training.reporter.say(f"epoch {epoch + 1}: {shown}")
 
 
 class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Notes every step, writes checkpoints, and ends all ranks at the same step when asked."""
 
-    def __init__(self, training: TrainingProgress, clock: StartupClock) -> None:
+    def __init__(self, training: Training, clock: StartupClock) -> None:
         super().__init__()
         self._training = training
-        self._fitting = training.fitting
         self._clock: StartupClock | None = clock
         self._begun = self._called = time.perf_counter()
         self._waited = 0.0
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the state of callbacks that the checkpoint holds."""
-        for callback in self._fitting.callbacks:
+        for callback in self._training.callbacks:
             vars(callback).update(self._training.callback_states.get(type(callback).__name__, {}))
         self._begun = time.perf_counter()
-        self._waited = float(self._fitting.waited)
+        self._waited = float(self._training.waited)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Leave the time between epochs out of a step."""
@@ -82,23 +81,23 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Send this rank's stop request with the next gradients."""
-        wanted = self._training.signals.value
-        if wanted:
-            self._fitting.board.stop.assign(wanted)
-        if self._fitting.options.delay_ms:
-            time.sleep(self._fitting.options.delay_ms / 1000)
+        training = self._training
+        if wanted := training.signals.value:
+            training.board.stop.assign(wanted)
+        if training.options.delay_ms:
+            time.sleep(training.options.delay_ms / 1000)
         self._called = time.perf_counter()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Note the steps of the call, judge their losses, save, and stop where ranks agree."""
-        training, fitting = self._training, self._fitting
-        rows = fitting.board.take()
+        training = self._training
+        rows = training.board.take()
         called = time.perf_counter() - self._called
         if self._clock:  # the first call compiles: it ends the start-up
             self._clock.mark("first step")
             training.reporter.say(self._clock.line())
             self._clock = None
-        steps = rows.reshape(fitting.group, -1, rows.shape[1])
+        steps = rows.reshape(training.group, -1, rows.shape[1])
         # The mean loss of a step's updates; Keras' own where a model's train_step shows none.
         shown = steps[:, :, 0].mean(axis=1)
         losses = np.where(np.isnan(shown), (logs or {}).get("loss", np.nan), shown).tolist()
@@ -106,15 +105,15 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         for done, loss in enumerate(losses):
             training.loss = loss
             _judge(training, training.step_number + done)
-        training.step_number += fitting.group
+        training.step_number += training.group
         training.watchdog.step(training.step_number)
-        alone = fitting.ranks.size == 1
+        alone = training.ranks.size == 1
         agreed = training.signals.value if alone else float(rows[-1, 1])
         outcome = "stopped" if agreed >= STOP / 2 else "requeue" if agreed >= REQUEUE / 2 else ""
         saved = save(training) if outcome or self._due() else 0.0
         self._note(steps, losses, called, saved)
-        epoch, _ = fitting.numbers.position(training.step_number - 1)
-        images = fitting.numbers.global_batch * fitting.group
+        epoch, _ = training.numbers.position(training.step_number - 1)
+        images = training.numbers.global_batch * training.group
         training.reporter.step(training.step_number, epoch, training.loss, images)
         if outcome:
             raise Leave(outcome)
@@ -122,36 +121,35 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def _agree_on_stop(self, agreed: float) -> None:
         """Let what a callback decided on one rank hold on all, one step later."""
-        if self._fitting.ranks.size == 1:
+        if self._training.ranks.size == 1:
             return
         if self.model.stop_training:
-            self._fitting.board.stop.assign(CALLBACK)
+            self._training.board.stop.assign(CALLBACK)
         self.model.stop_training = agreed >= CALLBACK / 2
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Agree on the end that a callback wants; save after callbacks have changed things."""
-        training, ranks = self._training, self._fitting.ranks
-        if self._fitting.has_callbacks and ranks.size > 1:
+        training, ranks = self._training, self._training.ranks
+        if training.has_callbacks and ranks.size > 1:
             self.model.stop_training = any(ranks.gather(self.model.stop_training))
-        every = self._fitting.numbers.checkpoint_every
-        last = training.step_number >= self._fitting.numbers.steps or self.model.stop_training
+        every = training.numbers.checkpoint_every
+        last = training.step_number >= training.numbers.steps or self.model.stop_training
         if last or (every and training.step_number % every == 0):
             save(training)
 
     def _due(self) -> bool:
         """Return whether a checkpoint is due inside an epoch; at its end callbacks come first."""
-        every, per_epoch = self._fitting.numbers.checkpoint_every, self._fitting.numbers
-        at_end = per_epoch.steps_per_epoch and (
-            self._training.step_number % per_epoch.steps_per_epoch == 0
-        )
-        wanted = every and self._training.step_number % every == 0
-        return bool(wanted and not (at_end and self._fitting.has_callbacks))
+        training, numbers = self._training, self._training.numbers
+        every, per_epoch = numbers.checkpoint_every, numbers.steps_per_epoch
+        at_end = per_epoch and training.step_number % per_epoch == 0
+        wanted = every and training.step_number % every == 0
+        return bool(wanted and not (at_end and training.has_callbacks))
 
     def _note(self, steps: Any, losses: list[float], called: float, saved: float) -> None:
         """Keep the samples: the time between the steps of a call is shared among them."""
-        fitting, samples = self._fitting, self._training.samples
+        training, samples = self._training, self._training.samples
         count, now = len(steps), time.perf_counter()
-        waited = float(fitting.waited)
+        waited = float(training.waited)
         own = min(called, max(0.0, waited - self._waited)) / count
         self._waited = waited
         exchanged = steps[:, :, 2:].sum(axis=1)  # communication and update of each step
@@ -160,7 +158,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         self._begun = now
         last = np.eye(1, count, count - 1)[0] * saved
         samples.add(
-            fitting.numbers.global_batch,
+            training.numbers.global_batch,
             losses,
             seconds=own + inside + exchanged.sum(axis=1) + between + last,
             input=own,
@@ -171,7 +169,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         )
 
 
-def _judge(training: TrainingProgress, number: int) -> None:
+def _judge(training: Training, number: int) -> None:
     """Check the loss; a bad one invalidates the checkpoints of the steps before it.
 
     A step's loss is that of the weights before its update: a checkpoint is good when the next
@@ -181,31 +179,30 @@ def _judge(training: TrainingProgress, number: int) -> None:
         training.guard.check(training.loss, number + 1)
     except HpcdlError as fault:
         condemn(training, number - training.guard.patience)
-        saved = checkpoints.describe_saved(training.checkpoint_directory)
+        saved = checkpoints.describe_saved(training.checkpoints)
         raise CheckFailed(fault.message, hint=f"{fault.hint}; {saved}") from None
 
 
 # ---- scores ----
 
 
-def evaluate(training: TrainingProgress) -> dict[str, float]:
+def evaluate(training: Training) -> dict[str, float]:
     """Return Keras' metrics on the test set over all ranks, each example once; {} without one."""
-    fitting = training.fitting
-    model, data = fitting.model, fitting.source.test()
+    model, data = training.model, training.source.test()
     if data is None:
         return {}
     states = {id(raw(state)) for state in random_states(model)}
     moving = [raw(v) for v in model.non_trainable_variables]
-    fitting.ranks.broadcast([v for v in moving if id(v) not in states])
+    training.ranks.broadcast([v for v in moving if id(v) not in states])
     alive = tf.keras.callbacks.LambdaCallback()
     alive.on_test_batch_end = lambda batch, logs=None: training.watchdog.step(training.step_number)
-    if fitting.source.tested > fitting.ranks.rank:
+    if training.source.tested > training.ranks.rank:
         scores = model.evaluate(data, verbose=0, callbacks=[alive], return_dict=True)
     else:
         model.reset_metrics()  # there are fewer examples than ranks, and none for this one
         scores = {}
-    if fitting.ranks.size > 1:
-        merged = _merged(fitting)
+    if training.ranks.size > 1:
+        merged = _merged(training)
         scores = {name: merged.get(name, value) for name, value in (scores or merged).items()}
     return {name: float(value) for name, value in scores.items()}
 
@@ -230,9 +227,9 @@ def areas_of(model: Any) -> dict[str, float]:
     return {"auroc": float(np.mean(list(known.values()))), **known} if known else {}
 
 
-def _merged(fitting: Fitting) -> dict[str, float]:
+def _merged(training: Training) -> dict[str, float]:
     """Return the metrics over all ranks: what they count is summed, and Keras computes them."""
-    model, ranks = fitting.model, fitting.ranks
+    model, ranks = training.model, training.ranks
     if ranks.size > 1:
         variables = list(
             {id(raw(v)): raw(v) for metric in model.metrics for v in metric.variables}.values()

@@ -22,11 +22,15 @@ import hpcdl
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train import keras_parts
 from hpcdl.train.averaging import ROWS, Board, distribute
+from hpcdl.train.checkpoint import Writer
 from hpcdl.train.data.source import DataSource, unreadable
+from hpcdl.train.diagnostics import LossGuard, StepWatchdog
 from hpcdl.train.fused import fuse
 from hpcdl.train.models import ModelRecipe, origin, random_states
 from hpcdl.train.options import RunNumbers, TrainOptions, settings_of
 from hpcdl.train.ranks import Ranks
+from hpcdl.train.result import Reporter, Samples
+from hpcdl.train.stop_signals import StopSignals
 
 _FEW_VARIABLES = 50
 _SHORT = 0.02
@@ -35,15 +39,18 @@ _AT_ONCE = 0.25
 """Seconds of the forward passes of one call: signals wait for its end."""
 _CALLS = 8
 """Of a run at least: the first compiles, and is left out of what is measured."""
+_FP16_PATIENCE = 15
+"""fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1."""
 
 
 @dataclass
-class Fitting:
-    """The compiled model of a run, and what it is trained on.
+class Training:
+    """A run in progress: the compiled model, what it is trained on, and what has been done.
 
     `group` steps are run by one call from Python, `most` at most. `waited` is a variable: the
     seconds that steps have waited for their batches. `fused` layers of normalisation are one
-    operation.
+    operation. `step_number` steps are done; `loss` is the last one's, `losses` are those of all
+    steps of the run, earlier starts included.
     """
 
     options: TrainOptions
@@ -51,6 +58,7 @@ class Fitting:
     ranks: Ranks
     recipe: ModelRecipe
     source: DataSource
+    signals: StopSignals
     model: Any
     board: Board
     callbacks: list[Any]
@@ -59,6 +67,21 @@ class Fitting:
     class_weight: dict[int, float] | None
     group: int = 1
     waited: Any = field(default_factory=lambda: tf.Variable(0.0, dtype=tf.float64, trainable=False))
+    step_number: int = 0
+    saved_at: int = -1
+    loss: float = math.nan
+    losses: list[float] = field(default_factory=list)
+    samples: Samples = field(default_factory=Samples)
+    validations: list[dict[str, Any]] = field(default_factory=list)
+    callback_states: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        options, rank = self.options, self.ranks.rank
+        self.checkpoints = options.folder / "checkpoints"
+        self.reporter = Reporter(options.folder, self.numbers.steps, silent=rank != 0)
+        self.writer = Writer(self.checkpoints, keep=3)
+        self.watchdog = StepWatchdog(self.checkpoints, rank, options.hang_limit)
+        self.guard = LossGuard(patience=_FP16_PATIENCE if options.precision == "fp16" else 0)
 
     @property
     def has_callbacks(self) -> bool:
@@ -181,15 +204,16 @@ def timed(data: Any, waited: Any) -> Any:
     return tf.data.Dataset.zip((begins, data)).map(note)
 
 
-def make_fitting(
+def make_training(
     options: TrainOptions,
     numbers: RunNumbers,
     recipe: ModelRecipe,
     source: DataSource,
     ranks: Ranks,
+    signals: StopSignals,
     *,
     task: str,
-) -> Fitting:
+) -> Training:
     """Return the model, compiled, with the gradients of all ranks averaged."""
     model = recipe.build()
     keras_parts.check_layers(model, ranks.size)
@@ -218,9 +242,8 @@ def make_fitting(
     shares = not own and type(losses).__name__.startswith("Categorical")
     width = source.classes if source.own and task == "classes" and shares else 0
     _prepare_inputs(model, source, width)
-    return Fitting(
-        options, numbers, ranks, recipe, source, model, board, callbacks, most, fused, weights
-    )
+    run = (options, numbers, ranks, recipe, source, signals)
+    return Training(*run, model, board, callbacks, most, fused, weights)
 
 
 def _compiled_parts(model: Any, source: DataSource) -> tuple[Any, Any]:
@@ -335,14 +358,14 @@ def clear_errors() -> Iterator[None]:
         ) from fault
 
 
-def broadcast(fitting: Fitting) -> None:
+def broadcast(training: Training) -> None:
     """Give all ranks rank 0's variables; random states differ by rank, so that dropout does."""
-    fitting.ranks.broadcast(fitting.variables)
-    if fitting.ranks.rank:
-        for state in map(raw, random_states(fitting.model)):
+    training.ranks.broadcast(training.variables)
+    if training.ranks.rank:
+        for state in map(raw, random_states(training.model)):
             with suppress(tf.errors.OpError, ValueError):
                 state.assign(
                     state
                     + tf.one_hot(0, int(state.shape[0]), dtype=state.dtype)
-                    * tf.cast(fitting.ranks.rank, state.dtype)
+                    * tf.cast(training.ranks.rank, state.dtype)
                 )

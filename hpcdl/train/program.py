@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hpcdl.results.records import RESULT, outcome
 from hpcdl.system.errors import ExitCode, HpcdlError
 from hpcdl.system.files import careful_umask
 from hpcdl.train import startup
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, parse, settings_of
-from hpcdl.train.result import base_of, layout_of, nothing_measured
+from hpcdl.train.result import nothing_measured, write_result
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
 
@@ -44,8 +44,12 @@ def train(argv: list[str] | None, signals: StopSignals) -> int:
     except Interrupted as stopped:
         print(stopped, file=sys.stderr, flush=True)
         code = int(INTERRUPTED[stopped.status])
-        if place.rank == 0:
-            _record_early(options, place, clock, stopped, code)
+        if place.rank:
+            time.sleep(3.0)  # rank 0 writes first: the launcher ends all once one is gone
+        if not (options.folder / RESULT.name).exists():  # one of a run that did train stays
+            how = outcome(stopped.status, str(stopped), code)
+            run_of = (options, place, clock, time.time())
+            write_result(*run_of, how, nothing_measured(), begun=False)
         return _leave(code, place)
     except HpcdlError as error:
         signals.ended()
@@ -74,28 +78,6 @@ def _leave(code: int, place: RankPlace) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
-
-
-def _record_early(
-    options: TrainOptions, place: RankPlace, clock: StartupClock, stopped: Interrupted, code: int
-) -> None:
-    """Write the result.json of a run that was stopped before it trained.
-
-    One of a run that did train stays: the stopped one would have resumed it.
-    """
-    path = options.folder / RESULT.name
-    if path.exists():
-        return
-    values: dict[str, Any] = base_of(options, clock, time.time())
-    values |= {
-        "outcome": outcome(stopped.status, str(stopped), code),
-        "layout": layout_of(place, [place.host], place.size, []),
-        "versions": {},
-        "strategy": "horovod" if place.size > 1 else "single",
-        **nothing_measured(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    RESULT.write(path, values)
 
 
 def prepare(

@@ -27,27 +27,16 @@ from hpcdl.train import checkpoint, diagnostics
 from hpcdl.train.callbacks import Leave, Scores, Steps, areas_of, evaluate
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare
-from hpcdl.train.diagnostics import LossGuard, StepWatchdog
 from hpcdl.train.exporting import check_outputs, export, load_weights
-from hpcdl.train.fitting import broadcast, clear_errors, make_fitting
+from hpcdl.train.fitting import Training, broadcast, clear_errors, make_training
 from hpcdl.train.models import ModelRecipe, set_up_keras, takes_classes
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
 from hpcdl.train.ranks import Ranks
-from hpcdl.train.result import (
-    Reporter,
-    base_of,
-    gpu_names,
-    job_of,
-    layout_of,
-    summary_line,
-    versions_of,
-)
+from hpcdl.train.result import job_of, summary_line, write_result
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
-from hpcdl.train.training import TrainingProgress, condemn, measured, resume
+from hpcdl.train.training import condemn, measured, resume
 
-_FP16_PATIENCE = 15
-"""fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1."""
 _EXITS = {
     "completed": ExitCode.OK,
     "missed-target": ExitCode.NO,
@@ -70,7 +59,7 @@ class RankRun:
     ranks: Ranks
     model: dict[str, Any]
     signals: StopSignals
-    training: TrainingProgress | None = None
+    training: Training | None = None
     hosts: Sequence[str] = ()
     started: float = field(default_factory=time.time)
     open: ExitStack = field(default_factory=ExitStack)
@@ -79,11 +68,8 @@ class RankRun:
         """Train, score, write the result; returns the exit code."""
         try:
             return self._go()
-        except Interrupted as stopped:
-            code = int(_EXITS[stopped.status])
-            self._write(stopped.status, str(stopped), code, {})
-            print(stopped, file=sys.stderr, flush=True)
-            return code
+        except Interrupted:
+            raise
         except BaseException as fault:
             clear = self._clear(fault)
             message = clear.message if clear else repr(fault)
@@ -108,7 +94,7 @@ class RankRun:
         if (code := self._finished(training)) is not None:
             return code
         if self.ranks.rank == 0:
-            check_outputs(self.options, training.fitting.recipe)
+            check_outputs(self.options, training.recipe)
         self._load_weights(training)
         self.signals.training_begins()
         status = self._fit(training)
@@ -119,18 +105,17 @@ class RankRun:
             self._export(training)
         return self._end(training, status, metrics)
 
-    def _fit(self, training: TrainingProgress) -> str:
+    def _fit(self, training: Training) -> str:
         """Train to the end, with the last checkpoint on disk; `completed`, or how it was left."""
-        fitting = training.fitting
         callbacks = [
-            Scores(training, validates=fitting.has_callbacks),
-            *fitting.callbacks,
+            Scores(training, validates=training.has_callbacks),
+            *training.callbacks,
             Steps(training, self.clock),
         ]
         status = "completed"
         try:
             with clear_errors():
-                fitting.fit(training.step_number, callbacks)
+                training.fit(training.step_number, callbacks)
         except Leave as left:
             status = left.outcome
         training.writer.wait()
@@ -142,7 +127,7 @@ class RankRun:
         begun = self.training and len(self.training.samples)
         return isinstance(fault, LockBusy) or (ended and not begun)
 
-    def _finished(self, training: TrainingProgress) -> int | None:
+    def _finished(self, training: Training) -> int | None:
         """The exit code of the same run that has ended already; None where there is work."""
         code = None
         path = self.options.folder / RESULT.name
@@ -191,7 +176,7 @@ class RankRun:
         batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
         return diagnostics.out_of_memory(str(fault), batch)
 
-    def _prepare(self) -> TrainingProgress:
+    def _prepare(self) -> Training:
         options, ranks = self.options, self.ranks
         if ranks.rank == 0:
             self._take_job_directory()
@@ -211,37 +196,29 @@ class RankRun:
         check_target(options, task, tested=bool(source.tested))
         numbers = make_numbers(options, self.model, batch, source.steps_per_epoch)
         recipe = ModelRecipe(options.model, source.spec, source.classes, options.precision)
-        fitting = make_fitting(options, numbers, recipe, source, ranks, task=task)
+        parts = (options, numbers, recipe, source, ranks, self.signals)
+        training = make_training(*parts, task=task)
         self.clock.mark("network")
-        silent = ranks.rank != 0
-        reporter = Reporter(options.folder, numbers.steps, silent=silent)
-        if options.fresh and not silent:
-            checkpoint.start_over(options.folder / "checkpoints", os.environ, reporter.say)
-        return TrainingProgress(
-            fitting,
-            options.folder,
-            self.signals,
-            reporter,
-            StepWatchdog(options.folder / "checkpoints", ranks.rank, options.hang_limit),
-            LossGuard(patience=_FP16_PATIENCE if options.precision == "fp16" else 0),
-        )
+        if options.fresh and ranks.rank == 0:
+            checkpoint.start_over(training.checkpoints, os.environ, training.reporter.say)
+        return training
 
-    def _load_weights(self, training: TrainingProgress) -> None:
-        wanted, fitting = self.options.weights, training.fitting
+    def _load_weights(self, training: Training) -> None:
+        wanted = self.options.weights
         if training.step_number:
             return
         if wanted:
             if self.ranks.rank == 0:
-                message = load_weights(fitting.model, fitting.recipe, Path(wanted))
+                message = load_weights(training.model, training.recipe, Path(wanted))
                 training.reporter.say(message)
-            broadcast(fitting)
+            broadcast(training)
         elif self.options.epochs == 0:
             raise BadInput(
                 "there is no checkpoint to evaluate",
                 hint="give --weights, or the --job-dir of a run",
             )
 
-    def _score(self, training: TrainingProgress) -> dict[str, float]:
+    def _score(self, training: Training) -> dict[str, float]:
         """The metrics on the test set."""
         training.watchdog.be_patient()
         with clear_errors():
@@ -249,14 +226,14 @@ class RankRun:
         if not scores:
             return {}
         metrics = {"test_loss" if name == "loss" else name: v for name, v in scores.items()}
-        metrics["test_images"] = float(training.fitting.source.tested)
-        return metrics | areas_of(training.fitting.model)
+        metrics["test_images"] = float(training.source.tested)
+        return metrics | areas_of(training.model)
 
-    def _require_finite(self, training: TrainingProgress, metrics: dict[str, float]) -> None:
+    def _require_finite(self, training: Training, metrics: dict[str, float]) -> None:
         """Refuse weights or scores that are not numbers: the last update was not judged yet."""
         finite = all(
             bool(tf.reduce_all(tf.math.is_finite(tf.cast(variable, tf.float32))))
-            for variable in training.fitting.model.weights
+            for variable in training.model.weights
         )
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
         if not finite or "test_loss" in bad:
@@ -265,14 +242,14 @@ class RankRun:
             raise CheckFailed(
                 f"after the last step {what} not finite numbers",
                 hint="a smaller --lr, or --set optimizer.global_clipnorm=1.0; "
-                + checkpoint.describe_saved(training.checkpoint_directory),
+                + checkpoint.describe_saved(training.checkpoints),
             )
 
-    def _export(self, training: TrainingProgress) -> None:
+    def _export(self, training: Training) -> None:
         if not self.options.export or self.ranks.rank:
             return
-        path, source = Path(self.options.export), training.fitting.source
-        recipe = training.fitting.recipe
+        path, source = Path(self.options.export), training.source
+        recipe = training.recipe
         description = {
             "input": list(source.shape),
             "classes": source.classes,
@@ -280,19 +257,19 @@ class RankRun:
             "task": source.task,
             "step": training.step_number,
         }
-        export(training.fitting.model, path, recipe, description)
+        export(training.model, path, recipe, description)
         training.reporter.say(f"model exported: {path}")
 
-    def _end(self, training: TrainingProgress, status: str, metrics: dict[str, float]) -> int:
+    def _end(self, training: Training, status: str, metrics: dict[str, float]) -> int:
         """Compare with the target, write the result, print the last line; returns the exit code."""
-        epoch, _ = training.fitting.numbers.position(max(0, training.step_number - 1))
+        epoch, _ = training.numbers.position(max(0, training.step_number - 1))
         target, accuracy = self.options.target_accuracy, metrics.get("accuracy", 0.0)
         message = ""
         if status == "completed" and target is not None and accuracy < target:
             status = "missed-target"
             message = f"test accuracy {accuracy:.4f} is below the target {target}"
         if status in ("requeue", "stopped"):
-            saved = checkpoint.describe_saved(training.checkpoint_directory)
+            saved = checkpoint.describe_saved(training.checkpoints)
             message = f"stopped by a signal; {saved}"
         training.reporter.end(training.step_number, epoch, training.loss, status, message)
         code = int(_EXITS[status])
@@ -308,16 +285,9 @@ class RankRun:
     def _write(
         self, status: str, message: str, code: int, metrics: dict[str, float]
     ) -> dict[str, Any]:
-        result = {
-            "outcome": outcome(status, message, code),
-            **base_of(self.options, self.clock, self.started),
-            "layout": layout_of(
-                self.place, self.hosts or [self.place.host], self.ranks.size, gpu_names()
-            ),
-            "versions": versions_of(),
-            "strategy": self.ranks.name,
-            **measured(self.training, self.options, metrics),
-        }
-        if self.ranks.rank == 0:
-            RESULT.write(self.options.folder / RESULT.name, result)
-        return result
+        how = outcome(status, message, code)
+        numbers = measured(self.training, self.options, metrics)
+        place, options = self.place, self.options
+        return write_result(
+            options, place, self.clock, self.started, how, numbers, hosts=self.hosts
+        )

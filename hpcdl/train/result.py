@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__
-from hpcdl.results.records import PROGRESS
+from hpcdl.results.records import PROGRESS, RESULT
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.options import TrainOptions
@@ -156,9 +156,26 @@ def curve_of(losses: Sequence[float]) -> dict[str, list[Any]]:
 # ---- the whole of result.json ----
 
 
-def base_of(options: TrainOptions, clock: StartupClock, started: float) -> dict[str, Any]:
-    """Return what result.json says of a training however it ended."""
-    return {
+def write_result(
+    options: TrainOptions,
+    place: RankPlace,
+    clock: StartupClock,
+    started: float,
+    how: Mapping[str, Any],
+    numbers: Mapping[str, Any],
+    *,
+    hosts: Sequence[str] = (),
+    begun: bool = True,
+) -> dict[str, Any]:
+    """Write result.json of a training however it ended, on rank 0; returns its values.
+
+    `how` is its outcome, `numbers` are what it measured; `hosts` has the node of each rank. One
+    that a signal stopped before it had `begun` may have no TensorFlow.
+    """
+    hosts = hosts or [place.host]
+    gpus = gpu_names() if begun else []
+    result = {
+        "outcome": how,
         "started": started,
         "ended": time.time(),
         "job": job_of(os.environ),
@@ -168,7 +185,16 @@ def base_of(options: TrainOptions, clock: StartupClock, started: float) -> dict[
         "data": options.dataset or options.data,
         "options": {k: v for k, v in vars(options).items() if v is not None},
         "startup": {name: round(value, 3) for name, value in clock.parts.items()},
+        "layout": layout_of(place, hosts, max(place.size, len(hosts)), gpus),
+        "versions": versions_of() if begun else {},
+        "strategy": "horovod" if place.size > 1 else "single",
+        **numbers,
     }
+    if place.rank == 0:
+        with explain_os_errors(options.folder):
+            options.folder.mkdir(parents=True, exist_ok=True)
+        RESULT.write(options.folder / RESULT.name, result)
+    return result
 
 
 def nothing_measured() -> dict[str, Any]:

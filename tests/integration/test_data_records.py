@@ -104,9 +104,8 @@ def test_inspect_names_the_first_fault_of_each_shard(runs, photos, copied):
 
 def test_a_killed_make_leaves_nothing_and_again_it_ends_the_same(runs, photos):
     words = ("make", "photos", "again", *PHOTOS)
-    process = subprocess.Popen(
-        [runs.python, "-m", "hpcdl.train.data", *words], cwd=runs.folder, env=environment()
-    )
+    argv = [runs.python, "-m", "hpcdl.train.data", *words, "--count=9000"]
+    process = subprocess.Popen(argv, cwd=runs.folder, env=environment())
     runs.wait_for(".hpcdl-scratch-*/again/train-00000*.tfrecord", ".")
     process.send_signal(signal.SIGKILL)
     process.wait()

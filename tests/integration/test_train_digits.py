@@ -170,8 +170,8 @@ options = parse(sys.argv[1:])
 run = prepare(options, this_place(), StartupClock(), StopSignals())
 training = run._prepare()
 resume(training)
-assert training.step_number == training.fitting.numbers.steps
-model, source = training.fitting.model, training.fitting.source
+assert training.step_number == training.numbers.steps
+model, source = training.model, training.source
 logits, labels = [], []
 for images, wanted in source.test():
     logits.append(np.asarray(model(source.prepare(images), training=False), np.float64))

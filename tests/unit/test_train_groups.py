@@ -51,23 +51,20 @@ def resumed(tmp_path, monkeypatch, step=3, streams=0, ranks=1, **changes):
     """Resume from a checkpoint of the default options a run of `ranks` ranks and other options."""
 
     def run(lr=0.1, **options):
-        fitting = SimpleNamespace(
+        return SimpleNamespace(
             options=TrainOptions(**options),
             numbers=RunNumbers(24, 100, 10, lr, 0),
             variables=(),
             ranks=SimpleNamespace(rank=0, size=ranks, gather=lambda value: [value]),
             source=SimpleNamespace(streams=4, digest=options.get("data", "d"), shape=(8, 8, 3)),
-        )
-        return SimpleNamespace(
-            fitting=fitting,
-            checkpoint_directory=tmp_path,
+            checkpoints=tmp_path,
             loss=0.0,
             reporter=SimpleNamespace(say=print),
             samples=SimpleNamespace(),
         )
 
     monkeypatch.setattr(training, "broadcast", lambda _: None)
-    meta = {**identity_of(run().fitting), "last_loss": 1.0, "streams": streams}
+    meta = {**identity_of(run()), "last_loss": 1.0, "streams": streams}
     checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, (np.zeros(step),)), keep=1)
     other = run(**changes)
     training.resume(other)
@@ -81,7 +78,7 @@ def test_a_run_resumes_with_the_shard_streams_of_its_epoch(
     tmp_path, monkeypatch, step, ranks, streams
 ):
     run = resumed(tmp_path, monkeypatch, step, 6, ranks)
-    assert (run.step_number, run.fitting.source.streams) == (step, streams)
+    assert (run.step_number, run.source.streams) == (step, streams)
     with pytest.raises(BadInput, match="4 ranks cannot resume inside an epoch"):
         resumed(tmp_path, monkeypatch, 7, 6, 4)
 
