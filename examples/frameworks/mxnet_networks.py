@@ -1,51 +1,10 @@
-"""MXNet: four networks trained by its key-value store or by Horovod, one process per GPU or CPU.
-
-    hpcdl job submit --gpus 4 --launcher multiworker -- python3 mxnet_networks.py --model resnet50
-
-Every rank starts a server of `dist_sync` beside itself, rank 0 the scheduler, too: they ask nobody
-for a password, so trusted networks only. By `--launcher horovod` Horovod's all-reduce exchanges.
-MXNet's engine sends a gradient as soon as it is there, while back-propagation computes the next:
-what a whole step takes longer than local gradients and the update is its communication.
-"""
-
-import json
-import os
-import socket
-import subprocess
-import sys
-import time
+"""AlexNet, GoogLeNet, ResNet-50 and ViT-S/16 in MXNet, with as many weights as `hpcdl train`."""
 
 import harness
-
-TASKS = json.loads(os.environ.get("TF_CONFIG") or "{}")  # of the launcher, for any framework
-WORKERS = TASKS.get("cluster", {}).get("worker", [])
-RANK = TASKS.get("task", {}).get("index", 0)
-
-
-def start_store() -> list[subprocess.Popen[bytes]]:
-    """Start this rank's part of the store; MXNet reads where it is as it is imported."""
-    places = [address.rpartition(":") for address in WORKERS]
-    where = {
-        "DMLC_PS_ROOT_URI": socket.gethostbyname(places[0][0]),
-        "DMLC_PS_ROOT_PORT": places[0][2],
-        "DMLC_NODE_HOST": socket.gethostbyname(places[RANK][0]),
-        "DMLC_NUM_WORKER": str(len(WORKERS)),
-        "DMLC_NUM_SERVER": str(len(WORKERS)),
-    }
-    os.environ.update(where, DMLC_ROLE="worker", DMLC_WORKER_ID=str(RANK))
-    argv = [sys.executable, "-c", "import mxnet"]  # it serves until the workers have ended
-    roles = ("scheduler", "server") if RANK == 0 else ("server",)
-    return [subprocess.Popen(argv, env={**os.environ, "DMLC_ROLE": role}) for role in roles]
-
-
-STORE = start_store() if len(WORKERS) > 1 else []
-try:
-    import mxnet as mx
-    from mxnet import gluon
-    from mxnet.gluon import nn
-    from mxnet.gluon.contrib.nn import HybridConcurrent, Identity
-except ImportError as fault:
-    sys.exit(f"error: MXNet is not installed for {sys.executable}: {fault}")
+import mxnet as mx
+from mxnet import gluon
+from mxnet.gluon import nn
+from mxnet.gluon.contrib.nn import HybridConcurrent, Identity
 
 
 def chain(*layers: gluon.Block) -> nn.HybridSequential:
@@ -79,14 +38,11 @@ def googlenet(classes: int) -> gluon.HybridBlock:
     for blocks in harness.INCEPTIONS:
         layers.append(nn.MaxPool2D(**pool))
         for one, reduce_a, three_a, reduce_b, three_b, project in blocks:
-            branches = HybridConcurrent(axis=1)
-            branches.add(
-                conv(one, 1),
-                chain(conv(reduce_a, 1), conv(three_a, 3)),
-                chain(conv(reduce_b, 1), conv(three_b, 3)),
-                chain(nn.MaxPool2D(3, 1, 1), conv(project, 1)),
-            )
-            layers.append(branches)
+            threes = [(reduce_a, three_a), (reduce_b, three_b)]
+            branches = [chain(conv(less, 1), conv(width, 3)) for less, width in threes]
+            pooled = chain(nn.MaxPool2D(3, 1, 1), conv(project, 1))
+            layers.append(HybridConcurrent(axis=1))
+            layers[-1].add(conv(one, 1), *branches, pooled)
     return chain(*layers, nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(0.2), nn.Dense(classes))
 
 
@@ -157,93 +113,7 @@ def vit_s16(classes: int, side: int) -> gluon.HybridBlock:
     for _ in range(12):
         attention = chain(nn.LayerNorm(epsilon=1e-6), Attention())
         inner = nn.Dense(1536, flatten=False), nn.GELU(), nn.Dense(384, flatten=False)
-        layers += [
-            Sum(attention, Identity()),
-            Sum(chain(nn.LayerNorm(epsilon=1e-6), *inner), Identity()),
-        ]
+        wider = chain(nn.LayerNorm(epsilon=1e-6), *inner)
+        layers += [Sum(attention, Identity()), Sum(wider, Identity())]
     mean = nn.HybridLambda(lambda F, x: F.mean(x, axis=1))  # noqa: N803
     return chain(*layers, nn.LayerNorm(epsilon=1e-6), mean, nn.Dense(classes))
-
-
-def main() -> None:
-    """Train, and let rank 0 write result.json."""
-    asked = harness.options(__doc__)
-    ranks, rank, local, hvd = (
-        max(1, len(WORKERS)),
-        RANK,
-        int(os.environ.get("SLURM_LOCALID", 0)),
-        None,
-    )
-    if not TASKS:
-        import horovod.mxnet as hvd
-
-        hvd.init()
-        ranks, rank, local = hvd.size(), hvd.rank(), hvd.local_rank()
-    device = mx.gpu(local) if mx.context.num_gpus() else mx.cpu()
-    mx.random.seed(asked.seed)
-    batches = harness.Batches(asked, rank, ranks)
-    side = batches.images.shape[1]
-    build = globals()[asked.model]
-    model = build(1000, side) if asked.model == "vit_s16" else build(1000)
-    model.initialize(mx.init.Xavier(), ctx=device)
-    model.hybridize()
-    model(mx.nd.zeros((2, 3, side, side), device))  # layers learn their widths
-    weights = {name: one for name, one in model.collect_params().items() if one.grad_req != "null"}
-    sgd = {"learning_rate": asked.lr, "momentum": 0.9}
-    if hvd:
-        hvd.broadcast_parameters(model.collect_params())
-        trainer = hvd.DistributedTrainer(weights, "sgd", sgd)
-    else:
-        store = mx.kv.create("dist_sync") if ranks > 1 else None
-        trainer = gluon.Trainer(weights, "sgd", sgd, kvstore=store, update_on_kvstore=False)
-    loss_of, images = (
-        gluon.loss.SoftmaxCrossEntropyLoss(),
-        asked.batch_per_rank * (1 if hvd else ranks),
-    )
-
-    def gradients(*batch: mx.nd.NDArray) -> mx.nd.NDArray:
-        with mx.autograd.record():
-            loss = loss_of(model(batch[0]), batch[1])
-        loss.backward()
-        return loss
-
-    record, rows = harness.Record(asked, ranks), []
-    for step in range(asked.steps):
-        begun = time.perf_counter()
-        batch = [mx.nd.array(part, device) for part in batches(step)]
-        batch[0] = batch[0].transpose((0, 3, 1, 2))
-        mx.nd.waitall()
-        fed = time.perf_counter()
-        loss = gradients(*batch)
-        trainer.step(images)
-        mx.nd.waitall()
-        rows.append((time.perf_counter() - begun, float(loss.mean().asscalar()), fed - begun))
-    wait = mx.nd.waitall
-
-    def fresh() -> None:
-        gradients(*batch)
-        wait()
-
-    updating = harness.seconds_of(lambda: (trainer.update(images), wait()), fresh)
-    alone = harness.seconds_of(fresh) if ranks > 1 else 1e9
-    record.add_all(rows, updating, alone)
-    if ranks > 1:
-        record.exchange = harness.seconds_of(lambda: (trainer.allreduce_grads(), wait()), fresh)
-    hosts = (
-        hvd.allgather_object(harness.host())
-        if hvd
-        else [*(address.rpartition(":")[0] for address in WORKERS)]
-    )
-    if rank == 0:
-        count = sum(one.data().size for one in weights.values())
-        record.write(
-            "mxnet",
-            {"mxnet": mx.__version__},
-            hosts,
-            count,
-            "GPU" if device.device_type == "gpu" else None,
-        )
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,7 @@ TF = ["python", study.example("strategies/multiworker.py")]
 
 
 def written(name: str, launcher: str) -> dict[str, object]:
-    program = study.example(f"frameworks/{name}_networks.py")
+    program = study.example(f"frameworks/{name}_training.py")
     return {"launcher": launcher, "program": [study.PYTHON, program]}
 
 

@@ -1,4 +1,4 @@
-"""`hpcdl data`: make data sets, inspect them, measure the input pipeline."""
+"""`hpcdl data`: make data sets, and inspect them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,4 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
     return _run("inspect", args)
 
 
-@command("hpcdl data bench DIR", partial(_arguments, "bench"))
-def _bench(args: argparse.Namespace) -> ExitCode:
-    """Measure the throughput of an input pipeline alone, on JPEG records."""
-    return _run("bench", args)
-
-
-GROUP = Group("data", (_make, _inspect, _bench))
+GROUP = Group("data", (_make, _inspect))

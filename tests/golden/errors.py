@@ -140,6 +140,7 @@ FILES = {
     "data-cut/dataset.json": "{",
     "data-later/dataset.json": json.dumps({"schema": 99}),
     "data-empty-table/dataset.json": json.dumps({"schema": 1}),
+    **{f"data-{kind}/x.tfrecord": "" for kind in ("cut", "later", "empty-table", "binary")},
     "labels.csv": "a.jpg,1\nb.jpg,one\n",
     "images/a.txt": "",
     "job-there/job.json": "{}",
@@ -172,7 +173,6 @@ def make(tmp):
     (tmp / "secret.yaml").write_text("")
     (tmp / "secret.yaml").chmod(0)
     (tmp / "binary").write_bytes(bytes(range(256)))
-    (tmp / "data-binary").mkdir()
     (tmp / "data-binary" / "dataset.json").write_bytes(bytes(range(256)))
     (tmp / "large").open("wb").truncate(100_000_000)
     for tool in (*(tmp / "nonsense").iterdir(), tmp / "idle/squeue"):

@@ -40,7 +40,7 @@ def trained(folder, framework, *options):
     python = python_with(framework, f"python3-{framework}")
     port, other = map(str, free_ports(2))
     workers = {"worker": [f"127.0.0.1:{port}", f"127.0.0.1:{other}"]}
-    program, started = PROGRAMS / f"{framework}_networks.py", []
+    program, started = PROGRAMS / f"{framework}_training.py", []
     for rank in range(2):
         env = {
             **os.environ,
@@ -118,7 +118,7 @@ def test_batches_are_those_of_hpcdl_train_in_its_order(harness, monkeypatch, ran
 def test_without_the_framework_a_program_says_so(tmp_path):
     for name, said in (("torch", "PyTorch"), ("jax", "JAX"), ("mxnet", "MXNet")):
         path = f"import sys; sys.path.insert(0, {str(PROGRAMS)!r}); sys.modules.update({name}=None)"
-        argv = [sys.executable, "-P", "-c", f"{path}; import {name}_networks"]
+        argv = [sys.executable, "-P", "-c", f"{path}; import {name}_training"]
         done = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert done.returncode == 1
         assert f"error: {said} is not installed for {sys.executable}" in done.stderr

@@ -50,7 +50,7 @@ def test_templates_and_shipped_sites_are_inside(installed, tmp_path):
 
 def test_examples_modulefiles_spack_and_checks_are_inside(installed):
     package = next(installed.parents[1].glob("lib/python3*/site-packages/hpcdl"))
-    for program in ("keras_digits.py", "frameworks/torch_networks.py", "frameworks/pictures.py"):
+    for program in ("keras_digits.py", "frameworks/torch_training.py", "frameworks/pictures.py"):
         assert (package / "examples" / program).is_file()
     asked = "import importlib.util as u; print(u.find_spec('hpcdl.examples.frameworks.pictures'))"
     python = [installed.parent / "python", "-c", asked]

@@ -17,7 +17,6 @@ from hpcdl.train.data.dataset import (
     Dataset,
     load_dataset,
     made_before,
-    read_dataset,
     require_room,
     shard_files,
 )
@@ -31,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one data command and return its exit code."""
     args = build_parser().parse_args(argv)
     try:
-        return int({"make": _make, "inspect": _inspect, "bench": _bench}[args.command](args))
+        return int({"make": _make, "inspect": _inspect}[args.command](args))
     except HpcdlError as error:
         print(error.render(), file=sys.stderr, flush=True)
         return int(error.exit_code)
@@ -91,7 +90,7 @@ def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
 
 
 def _made(folder: Path, kind: str, request: dict[str, Any], rows: list[ImageRow]) -> Dataset:
-    threads = _tensorflow(1)
+    threads = _tensorflow()
     if kind == "photos":
         from hpcdl.train.data.photos import PhotoRequest, make_photos
 
@@ -109,43 +108,29 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
     described = (folder / FILE).exists() and not args.index
     if args.decode and not described:
         raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
-    threads = _tensorflow(1)
+    dataset = load_dataset(folder) if described else None
+    threads = _tensorflow()
     from hpcdl.train.data.inspecting import compared, index, inspect
     from hpcdl.train.data.pipeline import fault_of
 
-    judge = None
-    if args.decode:
-        judge = partial(fault_of, load_dataset(folder))
-    report = inspect(folder, threads, judge)
-    if args.index:
+    report = inspect(
+        folder, threads, partial(fault_of, dataset) if dataset and args.decode else None
+    )
+    if dataset:
+        report = compared(report, dataset)
+    elif args.index:
         index(folder, report, *labels_of(args.classes))
-    elif described:
-        report = compared(report, load_dataset(folder))
     print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
     return ExitCode.OK if report.sound else ExitCode.NO
 
 
-def _bench(args: argparse.Namespace) -> ExitCode:
-    dataset = read_dataset(Path(args.folder).absolute())
-    threads = _tensorflow()
-    from hpcdl.train.data.pipeline import bench
-
-    result = bench(dataset, args.batch_per_rank, args.seconds, threads)
-    template = (
-        "{images_per_second:,.0f} images/s, {images_per_cpu_second:,.0f} per CPU-second, "
-        "{cores_used:.2f} of {threads} cores used"
-    )
-    print(json.dumps(result, indent=2) if args.json else template.format(**result))
-    return ExitCode.OK
-
-
-def _tensorflow(threads: int | None = None) -> int:
-    """Import TensorFlow with some threads, else one per CPU; returns the CPUs of this process.
+def _tensorflow() -> int:
+    """Import TensorFlow with one thread, for work of threads; returns the CPUs of this process.
 
     Modules that use it may be imported then.
     """
     place = this_place()
-    import_tensorflow(replace(place, cpus=threads or place.cpus))
+    import_tensorflow(replace(place, cpus=1))
     return place.cpus
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from hpcdl.system.amounts import amount, at_least, positive, seconds
+from hpcdl.system.amounts import amount, at_least, positive
 from hpcdl.train.data.dataset import FINDINGS
 
 _SHARED = ("json", "dry_run")
@@ -52,16 +52,9 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", metavar="DIR", help="a data set of JPEG records")
-    _add(parser, "--batch-per-rank", 64, "images per step (default 64)")
-    _add(parser, "--seconds", 8.0, "how long to measure (default 8)", seconds, "S")
-
-
 COMMANDS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "make": _make,
     "inspect": _inspect,
-    "bench": _bench,
 }
 
 
