@@ -69,6 +69,7 @@ name: {name}
 slurm: {{version: "{slurm}"}}
 paths: {{prefix: {prefix}, work: /work, datasets: /data}}
 private: true
+agreements: {{cuda: the tests, cudnn: the tests}}
 partitions:
 {partitions}
 stacks:
@@ -208,8 +209,6 @@ def write_site(root, case, more=""):
         cuda_home=_CUDA_HOME if case.compiler == "nvcc" else "",
     )
     (root.directory / "etc" / "site.yaml").write_text(text + more)
-    for agreement in ("cuda", "cudnn"):
-        root.hpcdl("stack", "accept-eula", agreement, "--by", "the tests")
 
 
 def _make(root):

@@ -300,22 +300,6 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
 
 
 @command(
-    "hpcdl stack accept-eula cuda --by 'Ada Lovelace'",
-    option("agreement", "licence agreement, such as cuda or cudnn"),
-    option("--by", "NAME", "who accepts it", required=True),
-    changes=True,
-)
-def _accept_eula(args: argparse.Namespace) -> ExitCode:
-    """Record that a licence agreement, which publishing needs, was accepted."""
-    from hpcdl.stack.sbom import accept
-
-    made = accept(the_site(args), args.agreement, args.by, dry_run=args.dry_run)
-    would = "would be recorded" if args.dry_run else "recorded"
-    text = f"{would}: {made['by']} accepted '{made['agreement']}' at {made['at']}"
-    return show(args, {"schema": 1, "dry_run": args.dry_run, **made}, text)
-
-
-@command(
     "hpcdl stack kernel --prefix /opt/jupyter",
     option("release", "release id (default: the published one)", nargs="?"),
     option(
@@ -468,18 +452,5 @@ def _adopt(args: argparse.Namespace) -> ExitCode:
 
 GROUP = Group(
     "stack",
-    (
-        _resolve,
-        _plan,
-        _build,
-        _adopt,
-        _verify,
-        _publish,
-        _list,
-        _rollback,
-        _gc,
-        _sbom,
-        _accept_eula,
-        _kernel,
-    ),
+    (_resolve, _plan, _build, _adopt, _verify, _publish, _list, _rollback, _gc, _sbom, _kernel),
 )

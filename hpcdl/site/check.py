@@ -92,6 +92,9 @@ class _Meaning:
             for index, part in enumerate((stack or {}).get("partitions") or []):
                 where = ("stacks", name, "partitions", index)
                 self.known("partition", part, self.partitions, where)
+        for name in self.values.get("agreements") or {}:
+            known = facts.load("records")["agreements"]
+            self.known("agreement", name, known, ("agreements", name))
         for name, row in (self.values.get("waivers") or {}).items():
             build(Waiver, row or {}, partial(self.unread, ("waivers", name)))
         try:

@@ -30,7 +30,7 @@ from hpcdl.system.frozen import dataclass
 __all__ = ["External", "Limits", "Paths", "SlurmDialect", "SpackSettings", "StackRequest", "Waiver"]
 
 UNKNOWN_FABRIC = "unknown"
-_TAKEN = ("store", "buildcache", "keys", "downloads")
+_TAKEN = ("store", "downloads")
 """Names below PREFIX/spack that all stacks share, where each stack has a directory of its name."""
 # `check.site_schema` fills in the keys: those of a partition, without their defaults.
 _FEATURE = "^[A-Za-z0-9_][A-Za-z0-9_.:=+@/-]{0,62}$"
@@ -366,6 +366,11 @@ class Site:
         "Why known vulnerabilities do not matter here, by name; they count instead of hpcdl's own",
         {},
         **by_name(Waiver, "^[A-Za-z][A-Za-z0-9._-]{2,60}$"),
+    )
+    agreements: Mapping[str, str] = option(
+        "Who has accepted a licence agreement that publishing needs, by its name: cuda, cudnn",
+        {},
+        **by_name(text(r"[^\x00-\x1f]*\S[^\x00-\x1f]*"), NAME),
     )
     trusted_network: bool = option(
         "Whether everybody who can reach the nodes' ports may run code as any user: "

@@ -273,13 +273,6 @@ class SpackSettings:
         **whole(0, 512),
         write=no_default,
     )
-    signing_key: str | None = option(
-        "Fingerprint or name of a key in Spack's keyring (`spack gpg list --signing`) "
-        "that signs the build cache; without one there is none",
-        None,
-        **text("^[^\\s-][^\\n]{2,199}$"),
-        example="hpc-admins@example.org",
-    )
     store: Path | None = option(
         "The site's own install tree, so that nothing is built twice; by default "
         "PREFIX/spack/store. `padded_length` is then that tree's own, 0 by default",

@@ -9,10 +9,10 @@ pip-audit, which only informs: `stack sbom` runs it where it is installed and ke
 the release. Without internet, an admin runs it elsewhere over the release's audit.txt. Times and
 the serial number come from the release, so that writing the bill again gives the same file.
 
-Who accepted a licence agreement is noted in PREFIX/records.json. The waivers are in the site file:
-why a vulnerability does not matter here, who answers for that, until when. A missing or expired
-answer stops a publish. What kind of answer a waiver is decides what the bill says (VEX): only a
-reason why the release is not affected makes it so, an accepted risk stays exploitable.
+The site file says who accepted a licence agreement, and in waivers why a vulnerability does not
+matter here, who answers for that, until when. A missing or expired answer stops a publish. The kind
+of a waiver decides what the bill says (VEX): only a reason why the release is not affected makes it
+so, an accepted risk stays exploitable.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ from hpcdl.stack.release import Release, normal_name
 from hpcdl.stack.resolve_solver import sort_key as key
 from hpcdl.system.declare import build
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
-from hpcdl.system.files import shared_lock, write_atomic, write_json
+from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import to_install
 from hpcdl.system.run import run
-from hpcdl.system.text import did_you_mean, utc_now
 
 CYCLONEDX_FILE = "sbom.cdx.json"
 AUDIT_LIST, AUDIT_FILE = "audit.txt", "audit.json"
@@ -359,36 +358,6 @@ def waivers_of(site: Site) -> dict[str, Waiver]:
     return {**shipped, **site.waivers}
 
 
-def accepted(site: Site) -> dict[str, Mapping[str, str]]:
-    """Who accepted which agreement, by agreement; CheckFailed where the file is damaged."""
-    path = site.paths.prefix / "records.json"
-    try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["acceptances"]
-        return {row["agreement"]: row for row in rows}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise CheckFailed(
-            f"{path} is damaged: {str(fault)[:200]}",
-            hint="restore it from a backup; it says who accepted which agreement",
-        ) from fault
-
-
-def accept(site: Site, agreement: str, by: str, *, dry_run: bool = False) -> Mapping[str, str]:
-    """Note that `by` accepted an agreement, now."""
-    known = facts.load("records")["agreements"]
-    if agreement not in known:
-        raise BadInput(f"there is no agreement '{agreement}'", hint=did_you_mean(agreement, known))
-    if not by.strip() or any(ord(character) < 32 for character in by):
-        raise BadInput("--by needs a name, in a line")
-    made = {"agreement": agreement, "by": by, "at": utc_now()}
-    if not dry_run:
-        with shared_lock(site.paths.prefix / ".records.lock"):
-            rows = [*accepted(site).values(), made]
-            write_json(site.paths.prefix / "records.json", {"schema": 1, "acceptances": rows})
-    return made
-
-
 def require_answers(site: Site, release: Release) -> None:
     """CheckFailed where an agreement is not accepted, or a vulnerability has no valid waiver."""
     missing = list(open_questions(site, release))
@@ -402,12 +371,11 @@ def require_answers(site: Site, release: Release) -> None:
 
 def open_questions(site: Site, release: Release) -> Iterator[str]:
     """Yield the open agreements and vulnerabilities, each with what answers it."""
-    answered = accepted(site)
     for name, row in facts.load("records")["agreements"].items():
-        if name not in answered and holds(release, row["packages"]):
+        if name not in site.agreements and holds(release, row["packages"]):
             yield (
-                f"{row['title']} ({row['url']}) is not accepted: `hpcdl stack accept-eula "
-                f"{name} --by NAME`"
+                f"{row['title']} ({row['url']}) is not accepted: `agreements: {{{name}: YOUR "
+                f"NAME}}` in {site.source} says that it is"
             )
     for one in _known(site, release):
         if one.state != "waived":

@@ -79,6 +79,7 @@ _SITES = [
     ("tab", "  p100:", "\tp100:"),
     ("anchor", "name: embedded", "name: &n embedded"),
     ("cluster", "name: embedded", "name: broken"),
+    ("agreement", "schema: 1", "schema: 1\nagreements: {cudn: Ada}"),
     ("package", "backend: wheels", "backend: wheels\n    packages: [tensorflow]"),
 ]
 """Sites that differ from {site} in one thing, which they are named for."""
@@ -156,7 +157,6 @@ FILES = {
     "embedded/work/jobs/by-id/4712/job.json": json.dumps({"job_id": 4712}),
     "idle/squeue": "#!/bin/sh\necho JOBID\n",
     "preflight.jsonl": "hello\n",
-    "broken/prefix/records.json": "{",
     "torn/prefix/history.json": '{"schema": 1, "events": [{"act',
     "deep/prefix/releases/tensorflow-1/release.json": _DEEP,
     "home-deep/cluster/embedded/cluster.json": _DEEP,

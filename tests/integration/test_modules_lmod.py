@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from hpcdl.stack.publish import publish
-from hpcdl.stack.sbom import accept
 from hpcdl.stack.tree import add_startup
 from tests.integration.conftest import needs_lmod
 from tests.make.releases import LMOD, make_current, passing, silent
@@ -98,8 +97,7 @@ def test_a_build_for_gpus_says_so_in_its_version_and_its_words(site):
         "mpi": "Open MPI 5.0.10",
     }
     name = "tensorflow/2.18.1-cuda12.9-sm60"
-    for agreement in ("cuda", "cudnn"):
-        accept(site, agreement, "Ada")
+    site = dataclasses.replace(site, agreements={"cuda": "Ada", "cudnn": "Ada"})
     release = make_current(site, "gpu", module=name, versions=versions)
     done = lmod(release.modules, f"module load {name} && module --terse list; module whatis {name}")
     assert name in done.stderr
@@ -411,8 +409,7 @@ def test_packages_of_another_module_come_after_the_stack_s_and_are_named(
 
 def test_libraries_of_another_module_are_named(site, modules, tmp_path):
     """Such as a site's cuDNN 9.11, which has no code for a P100."""
-    for agreement in ("cuda", "cudnn"):
-        accept(site, agreement, "Ada")
+    site = dataclasses.replace(site, agreements={"cuda": "Ada", "cudnn": "Ada"})
     make_current(site, "gpu", module="tensorflow/2.21.0-cuda12.9-sm60", needs={"gpus": ["P100"]})
     (tmp_path / "cudnn").mkdir()
     (tmp_path / "cudnn" / "libcudnn.so.9").touch()

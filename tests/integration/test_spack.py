@@ -21,7 +21,6 @@ from hpcdl.site import External, SpackSettings, StackRequest
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
-from hpcdl.stack.sbom import accept
 from hpcdl.stack.spack_backend import adopt as adopt_module
 from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, inventory, plan_adoption
 from hpcdl.stack.spack_backend.environment import (
@@ -32,7 +31,7 @@ from hpcdl.stack.spack_backend.environment import (
     render_site,
     write_files,
 )
-from hpcdl.stack.spack_backend.spack_build import BuildCache, build_spack, open_build
+from hpcdl.stack.spack_backend.spack_build import build_spack, open_build
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 from tests.integration.conftest import needs_lmod
@@ -152,12 +151,13 @@ def test_every_gpu_stack_is_one_view_and_one_module(
     site = shipped(example, prefix=tmp_path / "prefix", lmod_init=LMOD)
     request = StackRequest("gpu", "spack", partitions, {})
     site = dataclasses.replace(site, stacks={"gpu": request}, private=True)
+    site = dataclasses.replace(site, agreements={"cuda": "nobody", "cudnn": "nobody"})
     plan = plan_build(site, "gpu")
     write_files(plan.folder, plan.files)
     where = plan.folders.environment
     shutil.copyfile(lock, where / "spack.lock")
     (where / ".solved").write_text(plan.stamp(where / "spack.lock"))
-    program = open_build(plan, BuildCache(tmp_path / "cache", ""))
+    program = open_build(plan)
     program.run("-e", where, "install", "--fake", timeout=1800)
     prefixes = {one["name"]: one["prefix"] for one in inventory(program, where).packages}
     venv = Path(prefixes["python-venv"])
@@ -167,8 +167,6 @@ def test_every_gpu_stack_is_one_view_and_one_module(
     monkeypatch.setattr(adopt_module, "require_imports", lambda *_: None)
     release_id = adopt(plan.adoption(), program, print).id
     assert release_id == plan.release_id
-    for agreement in ("cuda", "cudnn"):
-        accept(site, agreement, "nobody")
     publish(site, release_id, passing, say=print)
     release = read_release(site, release_id)
     assert {entry["name"] for entry in release.lock} >= {"py-tensorflow", "cuda", "cudnn", "nccl"}
@@ -199,7 +197,7 @@ def test_every_gpu_stack_is_one_view_and_one_module(
 
 @pytest.mark.long
 def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypatch):
-    """The whole way for real: solve, install, signed cache, gate, module, and once more."""
+    """The whole way for real: solve, install, gate, module, and once more."""
     if sys.version_info[:2] != (3, 11):
         pytest.skip("the wheels are for Python 3.11")
     needed = ("mpicxx", "cmake", "make", "patch")

@@ -22,9 +22,9 @@ from hpcdl.stack.spack_backend.environment import (
     open_spack,
     require_unlocked,
 )
-from hpcdl.stack.spack_backend.spack_build import BuildCache, Folders, PackageFailed, install
+from hpcdl.stack.spack_backend.spack_build import Folders, PackageFailed, install
 from hpcdl.stack.tree import record_release
-from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
+from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
 from tests.integration.conftest import small_disk
 from tests.integration.spack_fixture import RECIPE, SMALL, want, why_not
@@ -47,10 +47,8 @@ def solve(home, *specs, tree="tree"):
     return Folders(home, "small")
 
 
-def opened(where, *caches):
-    settings = {"config.yaml": f"config:\n  build_stage: ['{where.stage}']\n"}
-    for cache in caches:
-        settings |= cache.settings()
+def opened(where, **settings):
+    settings["config.yaml"] = f"config:\n  build_stage: ['{where.stage}']\n"
     return open_spack(where.root, where.build / "scope", settings)
 
 
@@ -132,44 +130,17 @@ def keyring(monkeypatch):
     shutil.rmtree(place, ignore_errors=True)
 
 
-def test_the_build_cache_is_signed_and_what_somebody_put_there_is_not_taken(
-    small, keyring, tmp_path
-):
+def test_a_build_cache_is_spack_s_own_signed_and_filled_by_itself(small, keyring, tmp_path):
     where = solve(small, "above")
-    cache = BuildCache(tmp_path / "buildcache", "nobody@localhost")
-    spack = opened(where, cache)
-    with pytest.raises(BadInput, match="has no key"):
-        cache.require_key(spack)
-    spack.run("gpg", "create", "nobody", cache.key)
-    cache.require_key(spack)
+    entry = f"{{url: 'file://{tmp_path}/cache', signed: true, autopush: true}}"
+    spack = opened(where, **{"mirrors.yaml": f"mirrors: {{builds: {entry}}}\n"})
+    spack.run("gpg", "create", "nobody", "nobody@localhost")
     build(where, spack)
-    cache.fill(spack, where.environment)
-    cache.fill(spack, where.environment)
-
-    def again():
-        """What Spack says as it installs all of it once more."""
-        spack.run("-e", where.environment, "uninstall", "-a", "-y", "--dependents", check=False)
-        shutil.rmtree(small.parent / "tree")
-        return build(where, spack)
-
-    told = again()
+    spack.run("-e", where.environment, "uninstall", "-a", "-y", "--dependents", check=False)
+    shutil.rmtree(small.parent / "tree")
+    told = build(where, spack)
     assert "build cache" in told
     assert "install (" not in told, "nothing was built"
-    shutil.rmtree(cache.folder)
-    push = ("push", "--unsigned", "--update-index", "hpcdl-builds")
-    spack.run("-e", where.environment, "buildcache", *push)
-    assert "install (" in again(), "what is not signed is built here"
-
-
-def test_without_a_key_there_is_no_build_cache(small, tmp_path):
-    where = solve(small, "above")
-    cache = BuildCache(tmp_path / "buildcache", "")
-    assert cache.settings() == {}
-    spack = opened(where, cache)
-    cache.require_key(spack)
-    build(where, spack)
-    cache.fill(spack, where.environment)
-    assert not cache.folder.exists()
 
 
 def test_what_cannot_be_adopted_is_refused(small, tmp_path):

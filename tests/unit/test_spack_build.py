@@ -30,7 +30,7 @@ from hpcdl.stack.spack_backend.environment import (
     read_lock,
     render,
 )
-from hpcdl.stack.spack_backend.spack_build import BuildCache, Folders, PackageFailed, install
+from hpcdl.stack.spack_backend.spack_build import Folders, PackageFailed, install
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.make.releases import plan_build
@@ -369,11 +369,6 @@ def test_a_lock_that_nobody_holds_has_no_holder(tmp_path):
     assert lock_holder(tmp_path / "none") is None
     (tmp_path / "lock").touch()
     assert lock_holder(tmp_path / "lock") is None
-
-
-def test_there_is_a_build_cache_only_where_a_key_signs_it(tmp_path):
-    assert "signed: true" in BuildCache(tmp_path, "Ada").settings()["mirrors.yaml"]
-    assert BuildCache(tmp_path, "").settings() == {}
 
 
 # Adopting Spack environments: what a lock file tells, and refusals before Spack is asked.

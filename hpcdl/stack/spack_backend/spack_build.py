@@ -1,14 +1,12 @@
-"""Builds a release with Spack: solve, install in parallel, fill the build cache, make one view.
+"""Builds a release with Spack: solve, install in parallel, make one view.
 
 `plan_spack` thinks: environment, files, identity, steps. `build_spack` acts. Everything is made
-below PREFIX/spack, which all stacks share: `store` is the install tree, `buildcache` the
-binaries, STACK/ one stack's environment and build. The release is a view and its records, and no
-release until release.json is renamed into it.
+below PREFIX/spack, which all stacks share: `store` is the install tree, STACK/ one
+stack's environment and build. The release is a view and its records, and no release until
+release.json is renamed into it.
 
 An interrupted build continues where it was. A failure names the package, its log, and the command
-that reopens the environment it was built in. Binaries are signed where the site file names a key
-of Spack's keyring, which is asked for before a build begins, not hours later; without a key there
-is no build cache, for others could not tell who wrote into it.
+that reopens the environment it was built in. A build cache is Spack's own, by its `autopush`.
 """
 
 from __future__ import annotations
@@ -86,7 +84,6 @@ class SpackPlan(ReleasePlan):
             *(f"write {path}" for path in self.files),
             *([] if lock else [f"solve {self.environment.name} with Spack"]),
             f"install what is missing of its {count}packages in {store(self.site)}",
-            *(["put them into the build cache, signed"] if self.site.spack.signing_key else []),
             f"link them and hpcdl {__version__} together in {self.root}/stack",
         ]
 
@@ -184,15 +181,13 @@ def build_spack(plan: SpackPlan, say: Say) -> Release:
     plan.require_ready()
     say(plan.environment.why)
     with shared_lock(plan.folder / ".lock", wait_seconds=10):
-        cache = BuildCache(shared(plan.site) / "buildcache", plan.site.spack.signing_key or "")
-        return _build(plan, cache, say)
+        return _build(plan, say)
 
 
-def _build(plan: SpackPlan, cache: BuildCache, say: Say) -> Release:
+def _build(plan: SpackPlan, say: Say) -> Release:
     where = plan.folders
-    spack = open_build(plan, cache)
+    spack = open_build(plan)
     spacks.require_unlocked(where.environment)
-    cache.require_key(spack)
     if plan.lock is None:
         _solve(plan, say)
     if plan.exists:
@@ -203,19 +198,17 @@ def _build(plan: SpackPlan, cache: BuildCache, say: Say) -> Release:
         env["HPCDL_WHEEL"] = str(own_wheel()[1])
     say(f"installing with Spack, which says in {where.log} how far it is")
     install(spack, where, env)
-    cache.fill(spack, where.environment)
     return adopt(adoption, spack, say)
 
 
-def open_build(plan: SpackPlan, cache: BuildCache) -> Spack:
+def open_build(plan: SpackPlan) -> Spack:
     """Spack with the settings of this build, in a directory that a person can use too."""
     where = plan.folders
     config = (
         f"config:\n  build_stage: ['{where.stage}']\n"
         f"  source_cache: '{shared(plan.site) / 'downloads'}'\n"
     )
-    settings = {"config.yaml": config, **cache.settings()}
-    spack = spacks.open_spack(plan.folder, where.build / "scope", settings)
+    spack = spacks.open_spack(plan.folder, where.build / "scope", {"config.yaml": config})
     site = {"HPCDL_SPACK_SITE": str(plan.folder / "site.yaml")}
     return replace(spack, env={**spack.env, **site})
 
@@ -233,7 +226,6 @@ def _solve(plan: SpackPlan, say: Say) -> None:
     write_atomic(lock.environment / _STAMP, stamp)
 
 
-_MIRROR = "hpcdl-builds"
 _SHOWN_LINES = 12
 _END = 100_000  # bytes of a package's log in which the last words are looked for
 # What Spack's installer prints of a package: `[x] hash name@version failed: its log`.
@@ -305,34 +297,3 @@ def _failure(spack: Spack, where: Folders) -> HpcdlError:
         ],
         hint="mend it, then run the same command: what is built stays built",
     )
-
-
-@dataclass(frozen=True)
-class BuildCache:
-    """Where binaries are kept, signed by a `key` of Spack's keyring; without one there is none."""
-
-    folder: Path
-    key: str
-
-    def settings(self) -> dict[str, str]:
-        """Spack's settings of it, by file name; it installs what is signed alone."""
-        entry = f"{{url: 'file://{self.folder}', binary: true, source: false, signed: true}}"
-        return {"mirrors.yaml": f"mirrors:\n  {_MIRROR}: {entry}\n"} if self.key else {}
-
-    def require_key(self, spack: Spack) -> None:
-        """BadInput where Spack's keyring has no secret part of the key; asked before a build."""
-        if not self.key:
-            return
-        listing = spack.run("gpg", "list", "--signing", check=False).stdout
-        if self.key.lower() not in listing.lower():
-            raise BadInput(
-                f"Spack's keyring has no key '{self.key}' to sign with (spack.signing_key)",
-                hint="`spack gpg list --signing` shows those it has; `spack gpg create` makes one",
-            )
-
-    def fill(self, spack: Spack, environment: Path) -> None:
-        """Put what is installed of an environment into the cache; what is there already stays."""
-        if self.key:
-            push = ("push", "--key", self.key, "--allow-missing", "--update-index", _MIRROR)
-            spack.run("-e", environment, "buildcache", *push)
-            spack.run("gpg", "publish", "--directory", self.folder, "--rebuild-index", check=False)
