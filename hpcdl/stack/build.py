@@ -121,8 +121,8 @@ class BuildPlan(ReleasePlan):
         if recipe.horovod is None:
             steps.append("leave Horovod out: the stack is for tf.distribute")
         elif self.needs_compilers:
-            gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in recipe.horovod.computes)
-            what = f"build Horovod {recipe.horovod.version} with {self.mpi}"
+            gpus = ", ".join(f"sm_{one.replace('.', '')}" for one in recipe.horovod["computes"])
+            what = f"build Horovod {recipe.horovod['version']} with {self.mpi}"
             what += f", NCCL {recipe.versions['nccl']}, for {gpus}" if gpus else ""
             steps.append(f"{what}, by {self.compilers}" if self.compilers else what)
         what = "them, Horovod" if recipe.horovod else "them"
@@ -148,10 +148,11 @@ class BuildPlan(ReleasePlan):
 
     def details(self) -> dict[str, Any]:
         """Return the JSON values that only a plan from wheels has."""
+        built = self.recipe.horovod
         return {
             "source": self.recipe.source,
             "requirements": list(self.recipe.requirements),
-            "edits": {edit.name: edit.why for edit in self.recipe.edits},
+            "edits": {edit["name"]: edit["why"] for edit in built["edits"]} if built else {},
             "modules": [dict(module) for module in self.modules],
         }
 
@@ -233,7 +234,8 @@ def _build(plan: BuildPlan, own: Path, say: Say) -> Release:
                 if made is not None:
                     row = {"name": "horovod", "version": plan.recipe.versions["horovod"]}
                     row |= {"file": made.name, "sha256": sha256(made), "built": made.parent.name}
-                    lock.append({**row, "compilers": horovod.built_with(made)})
+                    compilers = (made.parent / horovod.COMPILERS).read_text().strip()
+                    lock.append({**row, "compilers": compilers})
                 record_release(replace(expected, created=utc_now(), lock=tuple(lock)))
     return read_release(plan.site, release_id)
 
@@ -254,7 +256,7 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     added = [*([made] if made else ()), own]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
     plan.install(python, log, *added)
-    for name in recipe.horovod.leave_out if recipe.horovod else ():
+    for name in recipe.horovod["leave_out"] if recipe.horovod else ():
         (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"
     for row in facts.load("nvidia_wheels")["links"]:

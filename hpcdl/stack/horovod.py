@@ -30,23 +30,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.recipe import (
-    INDEX,
-    MACHINE,
-    HorovodRecipe,
-    Interpreter,
-    Recipe,
-    Say,
-    SourceEdit,
-    install,
-    is_recorded,
-    new_log,
-    record_digest,
-    require_as_built,
-)
+from hpcdl.stack.recipe import INDEX, MACHINE, Interpreter, Recipe, Say, install, new_log, own_build
 from hpcdl.stack.release import MODULE, digest
 from hpcdl.stack.resolve_facts import known, sentence
 from hpcdl.stack.resolve_solver import Rule
@@ -64,7 +52,8 @@ _GCCS = ("g++", *(f"g++-{major}" for major in range(15, 8, -1)))
 PACKAGES = "apt install libopenmpi-dev openmpi-bin g++ cmake make"
 _WITHOUT = "; for tf.distribute, `horovod: none` in the stack needs no compiler"
 _BUILD_SECONDS = 3600
-_COMPILERS = "compilers.txt"
+COMPILERS = "compilers.txt"
+"""Beside a wheel: what it was built with, in words."""
 _VERSIONS = {
     "clang": ("--version", r"clang version (\d+[\d.]*)"),
     "nvcc": ("--version", r"release \S+, V([\d.]+)"),
@@ -121,27 +110,16 @@ def _name(recipe: Recipe, python: Interpreter, mpi: str) -> str:
     built = recipe.horovod
     assert built is not None
     key = digest(built, recipe.package, recipe.tensorflow, recipe.versions, python.minor, mpi)
-    return f"horovod-{built.version}-tf{recipe.tensorflow}-{python.tag}-{key}"
+    return f"horovod-{built['version']}-tf{recipe.tensorflow}-{python.tag}-{key}"
 
 
 def find_horovod(
     recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain | None
 ) -> Path | None:
-    """The wheel, where these compilers have built it; of any where the machine has none.
-
-    See `require_as_built`.
-    """
-    folders = cache("wheels").glob(f"{_name(recipe, python, mpi)}*/horovod-*.whl")
-    for wheel in sorted(filter(is_recorded, folders)):
-        if tools is None or built_with(wheel) == str(tools):
-            return require_as_built(wheel)
-    return None
-
-
-def built_with(wheel: Path) -> str:
-    """The compilers that a wheel was built with, in words."""
-    noted = wheel.parent / _COMPILERS
-    return noted.read_text(encoding="utf-8").strip() if noted.is_file() else ""
+    """The wheel, where these compilers have built it; of any where the machine has none."""
+    folder = f"{_name(recipe, python, mpi)}-{digest(str(tools)) if tools else '*'}"
+    wheels = sorted(cache("wheels").glob(f"{folder}/horovod-*.whl"))
+    return own_build(wheels[0]) if wheels else None
 
 
 def build_horovod(
@@ -161,14 +139,13 @@ def build_horovod(
                 env = tools.environment()
                 if tools.clang is not None:
                     tree = cuda_tree(recipe.versions["cuda"], python, say)
-                    codes = [one.replace(".", "") for one in recipe.horovod.computes]
+                    codes = [one.replace(".", "") for one in recipe.horovod["computes"]]
                     argv = compile_argv(tools.clang.path, tree, tools.cxx.path, codes, "c++14")
                     # The edits of CMakeLists.txt read them: the tree, and clang's argv.
                     env |= {"HPCDL_CUDA_TREE": str(tree), "HPCDL_CUDA_COMPILE": shlex.join(argv)}
                 _build(recipe.horovod, environment / "bin", packages, partial, (tools, env), say)
                 with explain_os_errors(partial):
-                    write_atomic(partial / _COMPILERS, f"{tools}\n")
-                    record_digest(next(partial.glob("horovod-*.whl")))
+                    write_atomic(partial / COMPILERS, f"{tools}\n")
                     shutil.rmtree(partial / "sources")
     wheel = find_horovod(recipe, python, mpi, tools)
     assert wheel is not None
@@ -176,7 +153,7 @@ def build_horovod(
 
 
 def _build(
-    recipe: HorovodRecipe,
+    recipe: Mapping[str, Any],
     programs: Path,
     packages: Path,
     folder: Path,
@@ -186,21 +163,21 @@ def _build(
     log = new_log("horovod")
     pip = [*module_argv(programs / "python", "pip"), "--disable-pip-version-check", "--no-input"]
     sdist = fetch_sdist(recipe, programs / "python", folder, say)
-    say(f"building Horovod {recipe.version} with {compilers[0]} (minutes, once; log: {log})")
+    say(f"building Horovod {recipe['version']} with {compilers[0]} (minutes, once; log: {log})")
     with tarfile.open(sdist) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(folder / "sources", filter="data")
         else:
             archive.extractall(folder / "sources")  # noqa: S202 - its digest was checked  # nosec B202
     sources = folder / "sources" / sdist.name.removesuffix(".tar.gz")
-    for edit in recipe.edits:
+    for edit in recipe["edits"]:
         apply_edit(sources, edit)
-    nccl = {"HOROVOD_NCCL_HOME": str(_nvidia(packages, sources))} if recipe.computes else {}
+    nccl = {"HOROVOD_NCCL_HOME": str(_nvidia(packages, sources))} if recipe["computes"] else {}
     try:
         run(
             [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, sources],
             env={
-                **recipe.environment,
+                **recipe["environment"],
                 **compilers[1],
                 **nccl,
                 "PATH": f"{programs}:{os.environ['PATH']}",
@@ -241,11 +218,11 @@ def first_complaint(log: Path) -> str:
     return ""
 
 
-def fetch_sdist(recipe: HorovodRecipe, python: Path, folder: Path, say: Say) -> Path:
+def fetch_sdist(recipe: Mapping[str, Any], python: Path, folder: Path, say: Say) -> Path:
     """The sdist, fetched by pip, which compares its digest before it runs anything of it."""
-    say(f"fetching Horovod {recipe.version}'s sources")
+    say(f"fetching Horovod {recipe['version']}'s sources")
     wanted = folder / "wanted.txt"
-    write_atomic(wanted, f"horovod=={recipe.version} --hash=sha256:{recipe.sha256}\n")
+    write_atomic(wanted, f"horovod=={recipe['version']} --hash=sha256:{recipe['sha256']}\n")
     options = (
         "--disable-pip-version-check --no-input --no-color download --no-binary :all: --no-deps"
     )
@@ -258,20 +235,20 @@ def fetch_sdist(recipe: HorovodRecipe, python: Path, folder: Path, say: Say) -> 
         tied=True,
     )
     wanted.unlink()
-    return folder / recipe.sdist
+    return folder / str(recipe["sdist"])
 
 
-def apply_edit(sources: Path, edit: SourceEdit) -> None:
+def apply_edit(sources: Path, edit: Mapping[str, str]) -> None:
     """Replace a text that must occur exactly once in a source file."""
-    path = sources / edit.file
+    path = sources / edit["file"]
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if text.count(edit.find) != 1:
+    if text.count(edit["find"]) != 1:
         raise MissingPrerequisite(
-            f"the edit '{edit.name}' does not fit {edit.file}: its text is there "
-            f"{text.count(edit.find)} times, not once",
+            f"the edit '{edit['name']}' does not fit {edit['file']}: its text is there "
+            f"{text.count(edit['find'])} times, not once",
             hint="the recipe in hpcdl/facts/wheels.yaml is for other sources",
         )
-    path.write_text(text.replace(edit.find, edit.replace), encoding="utf-8")
+    path.write_text(text.replace(edit["find"], edit["replace"]), encoding="utf-8")
 
 
 @dataclass(frozen=True)
@@ -310,15 +287,15 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
     """The compilers for a stack's Horovod."""
     horovod = recipe.horovod
     assert horovod is not None
-    missing = [command for command in horovod.commands if shutil.which(command) is None]
+    missing = [command for command in horovod["commands"] if shutil.which(command) is None]
     if missing:
         raise MissingPrerequisite(
             f"Horovod cannot be built: there is no {', '.join(missing)} on PATH",
             hint=f"Debian and Ubuntu: {PACKAGES}",
         )
-    base = {"horovod": horovod.version, "tensorflow": recipe.tensorflow, "backend": "wheels"}
+    base = {"horovod": horovod["version"], "tensorflow": recipe.tensorflow, "backend": "wheels"}
     kind = "nvcc" if stack.cuda_home else "clang"
-    devices = _device_compilers(kind, stack, recipe) if horovod.computes else [None]
+    devices = _device_compilers(kind, stack, recipe) if horovod["computes"] else [None]
     gccs = [tool for path in _gccs(site) if (tool := _asked(path, "-dumpfullversion", r"(\S+)"))]
     refused: list[str] = []
     for device in devices:
@@ -354,7 +331,7 @@ def broken_rules(values: Mapping[str, str], need: str) -> list[Rule]:
 def _device_compilers(kind: str, stack: StackRequest, recipe: Recipe) -> list[Tool]:
     """Every compiler of this kind that fits the stack's GPUs and the CUDA of its wheels."""
     assert recipe.horovod is not None
-    computes, cuda = recipe.horovod.computes, recipe.versions["cuda"]
+    computes, cuda = recipe.horovod["computes"], recipe.versions["cuda"]
     refused: list[str] = []
     paths = clangs() if stack.cuda_home is None else [_named_nvcc(stack.name, stack.cuda_home)]
     fits = list(fitting(paths, kind, computes, cuda, refused))

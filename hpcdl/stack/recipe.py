@@ -37,7 +37,6 @@ from hpcdl.site import Site, StackRequest
 from hpcdl.stack.release import MODULE, digest, normal_name, variant_of
 from hpcdl.stack.resolve import Resolver, computes_of
 from hpcdl.stack.resolve_facts import conditions, gpus_of, needs_of
-from hpcdl.stack.tree import sha256
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 from hpcdl.system.resources import cache, home, scratch_directory, to_install
@@ -63,7 +62,6 @@ _PIP = {
 of uv's: an index may hold a password, and everybody sees a command line."""
 _SECTIONS = ("global", "install", ":env:")
 _SETTING = re.compile(rf"({'|'.join(_SECTIONS)})\.(\S+?)=(.*)")
-_RECORD = "sha256.txt"
 _PACKAGE = Path(__file__).resolve().parent.parent
 _FOLDERS = ("examples", "modulefiles", "reframe_checks", "spack", "templates")
 # Environments of a checkout are for plain Spack, which makes links to gigabytes in them.
@@ -231,28 +229,6 @@ def install(python: Path, log: Path, *words: str | Path, hint: str = "") -> None
         uv(*argv, log=log, hint=hint)
 
 
-def record_digest(wheel: Path) -> None:
-    """Note the digest of a wheel that was built here, beside it, in a directory of ours alone."""
-    write_atomic(wheel.with_name(_RECORD), f"{sha256(wheel)}\n")
-
-
-def require_as_built(wheel: Path) -> Path:
-    """A wheel that was built here; MissingPrerequisite where it, or who may write it, changed."""
-    require_private(wheel)
-    if (wheel.with_name(_RECORD)).read_text().strip() != sha256(wheel):
-        raise MissingPrerequisite(
-            f"the wheel {wheel} is not the one that was built",
-            hint=f"remove {wheel.parent}; the next build makes it again",
-        )
-    os.utime(wheel.parent)  # `hpcdl clean` goes by the last use
-    return wheel
-
-
-def is_recorded(wheel: Path) -> bool:
-    """Return whether its digest was noted when it was built."""
-    return wheel.is_file() and wheel.with_name(_RECORD).is_file()
-
-
 def is_checkout() -> bool:
     """Return whether hpcdl runs from a checkout, with its build files beside it."""
     return all((_PACKAGE.parent / name).is_file() for name in _TOP)
@@ -300,11 +276,17 @@ def own_wheel() -> tuple[str, Path]:
     name = f"hpcdl-{__version__}-py3-none-any.whl"
     target = cache("wheels") / f"hpcdl-{__version__}-{own}" / name
     with shared_lock(cache("wheels") / ".hpcdl.lock", wait_seconds=_BUILD_SECONDS):
-        if not is_recorded(target):
+        if not target.is_file():
             members |= {f"{info}/{file}": text.encode() for file, text in _metadata().items()}
             write_atomic(target, pack(members, f"{info}/RECORD"))
-            record_digest(target)
-        return own, require_as_built(target)
+    return own, own_build(target)
+
+
+def own_build(wheel: Path) -> Path:
+    """A wheel that was built here; MissingPrerequisite where others may write it."""
+    require_private(wheel)
+    os.utime(wheel.parent)  # `hpcdl clean` goes by the last use
+    return wheel
 
 
 def _metadata() -> dict[str, str]:
@@ -345,45 +327,15 @@ _EACH = "resolved only, each version by itself: `hpcdl stack resolve`"
 
 
 @dataclass(frozen=True)
-class SourceEdit:
-    """A text that occurs once in a source file, its replacement, and why."""
-
-    name: str
-    file: str
-    find: str
-    replace: str
-    why: str
-
-
-@dataclass(frozen=True)
-class HorovodRecipe:
-    """How Horovod is built from its sdist.
-
-    `environment` is set while it builds, `commands` must be on PATH, `leave_out` are files of
-    the installation that are removed again. `computes` are the GPUs that it is compiled for,
-    such as `6.0`; none for CPUs.
-    """
-
-    version: str
-    sdist: str
-    sha256: str
-    environment: Mapping[str, str]
-    commands: tuple[str, ...]
-    leave_out: tuple[str, ...]
-    edits: tuple[SourceEdit, ...]
-    computes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Recipe:
     """A set of wheels that belongs together, and how sure it is that it works.
 
     `variant` is `cpu` or such as `cuda12.9-sm60-sm70`; `python` such as `3.11`; `versions` are
-    those of Horovod, Keras, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is None
-    without it, for tf.distribute. `environment` is what the module sets (`{packages}` stands for
-    Python's site-packages); `packages` are requirements that the site adds, `alone` wheels that
-    are fetched without what they ask for; `fetch_gb` and `tree_gb` say how much is fetched and how
-    large the tree gets.
+    those of Horovod, Keras, CUDA, cuDNN and NCCL, as far as they are in it; `horovod` is its row of
+    the facts for `computes` (GPUs such as `6.0`, none for CPUs), None for tf.distribute.
+    `environment` is what the module sets (`{packages}` stands for Python's site-packages);
+    `packages` are requirements that the site adds, `alone` wheels that are fetched without what
+    they ask for; `fetch_gb` and `tree_gb` say how much is fetched and how large the tree gets.
     """
 
     tensorflow: str
@@ -391,7 +343,7 @@ class Recipe:
     variant: str
     python: str
     requirements: tuple[str, ...]
-    horovod: HorovodRecipe | None
+    horovod: Mapping[str, Any] | None
     proof: str
     source: str
     needs: Mapping[str, Any]
@@ -406,11 +358,6 @@ class Recipe:
     def module(self) -> str:
         """Name and version of the modulefile, such as `tensorflow/2.21.0-cpu`."""
         return f"{MODULE}/{self.tensorflow}-{self.variant}"
-
-    @property
-    def edits(self) -> tuple[SourceEdit, ...]:
-        """The changes to Horovod's sources."""
-        return self.horovod.edits if self.horovod else ()
 
 
 @dataclass(frozen=True)
@@ -509,23 +456,25 @@ def _nvidia(versions: Mapping[str, str]) -> tuple[str, ...]:
 
 def _horovod(
     built: Mapping[str, Any], versions: Mapping[str, str], computes: Sequence[str]
-) -> HorovodRecipe:
+) -> Mapping[str, Any]:
+    """How Horovod is built from its sdist: what is set meanwhile, and the edits that apply."""
     kind = "cuda" if computes else "cpu"
     codes = ",".join(one.replace(".", "") for one in computes)
     gpus = {**built["gpu_environment"], "HOROVOD_BUILD_CUDA_CC_LIST": codes} if computes else {}
-    wanted = [
-        SourceEdit(name, row["file"], row["find"], row["replace"], " ".join(row["why"].split()))
+    edits = [
+        {
+            "name": name,
+            **{key: row[key] for key in ("file", "find", "replace")},
+            "why": " ".join(row["why"].split()),
+        }
         for name, row in built["edits"].items()
         if row.get("variant", kind) == kind
         and all(condition.holds(versions) for condition in conditions(row.get("when", {})))
     ]
-    return HorovodRecipe(
-        version=versions["horovod"],
-        sdist=built["sdist"],
-        sha256=built["sha256"],
-        environment={**built["environment"], **gpus},
-        commands=tuple(built["commands"]),
-        leave_out=tuple(built["leave_out"]),
-        edits=tuple(wanted),
-        computes=tuple(computes),
-    )
+    return {
+        **{key: built[key] for key in ("sdist", "sha256", "commands", "leave_out")},
+        "version": versions["horovod"],
+        "environment": {**built["environment"], **gpus},
+        "edits": edits,
+        "computes": tuple(computes),
+    }

@@ -14,7 +14,6 @@ import pytest
 from hpcdl.cli import main
 from hpcdl.stack.build import build
 from hpcdl.stack.horovod import build_horovod
-from hpcdl.stack.recipe import SourceEdit
 from hpcdl.stack.release import read_release
 from hpcdl.stack.tree import check_integrity
 from hpcdl.stack.verify import in_module
@@ -93,10 +92,10 @@ def test_a_failed_compile_shows_its_first_error(stack_site, release, tmp_path, m
     monkeypatch.setenv("HPCDL_CACHE", str(tmp_path))
     planned = plan_build(stack_site)
     guard = "#ifndef HOROVOD_COMMON_H\n"
-    fault = SourceEdit(
-        "fault", "horovod/common/common.h", guard, f"{guard}int i = missing;\n", "a test"
-    )
-    broken = replace(planned.recipe.horovod, edits=(*planned.recipe.horovod.edits, fault))
+    fault = {"name": "fault", "file": "horovod/common/common.h", "find": guard}
+    fault["replace"] = f"{guard}int i = missing;\n"
+    horovod = planned.recipe.horovod
+    broken = {**horovod, "edits": [*horovod["edits"], fault]}
     with pytest.raises(CommandFailed) as caught:
         build_horovod(
             replace(planned.recipe, horovod=broken),

@@ -24,7 +24,11 @@ def test_its_python_mpi_and_slurm_are_among_those_of_the_facts(row, monkeypatch)
     recipe = recipe_of(site, site.stacks["tensorflow"], ("cpu",))
     assert (recipe.python, recipe.tensorflow) == (minor, "2.21.0")
     assert recipe.horovod is not None
-    base = {"horovod": recipe.horovod.version, "tensorflow": recipe.tensorflow, "backend": "wheels"}
+    base = {
+        "horovod": recipe.horovod["version"],
+        "tensorflow": recipe.tensorflow,
+        "backend": "wheels",
+    }
     assert broken_rules({**base, "gcc": row["gccs"][0]}, "gcc") == []
     assert broken_rules({**base, "openmpi": row["openmpi"]}, "openmpi") == []
     known = [SlurmRelease.parse(one) for one in known_releases()]

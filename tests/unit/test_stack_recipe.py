@@ -12,7 +12,7 @@ from hpcdl.results.gpus import GpuFigures
 from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.build import plan_stack
 from hpcdl.stack.horovod import apply_edit, first_complaint
-from hpcdl.stack.recipe import Interpreter, SourceEdit, lock_file, recipe_of
+from hpcdl.stack.recipe import Interpreter, lock_file, recipe_of
 from hpcdl.stack.release import digest
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import conditions, known
@@ -69,7 +69,7 @@ def test_rows_of_what_was_tried_carry_source_and_proof():
 def test_a_pin_chooses_an_older_one(pin):
     older = cpu(tensorflow=pin)
     assert older.module == "tensorflow/2.18.1-cpu"
-    assert "no-xla-ops" not in [edit.name for edit in older.edits]
+    assert "no-xla-ops" not in [edit["name"] for edit in older.horovod["edits"]]
 
 
 def test_a_pin_is_no_prefix_of_digits():
@@ -156,8 +156,8 @@ def test_p100_and_v100_get_nvidia_s_wheels_as_resolved_and_code_for_both():
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         "HOROVOD_NCCL_LINK": "SHARED",
     }
-    assert wanted.items() <= both.horovod.environment.items()
-    assert {"no-xla-ops", "own-stream-value"} < {edit.name for edit in both.edits}
+    assert wanted.items() <= both.horovod["environment"].items()
+    assert {"no-xla-ops", "own-stream-value"} < {edit["name"] for edit in both.horovod["edits"]}
     assert both.needs["driver"] == {"from": "525.60.13", "branch": 580}
     assert {"P40", "P100", "V100", "T4", "P4"} <= set(both.needs["gpus"])
     assert "cuda_nvcc" in both.environment["XLA_FLAGS"]
@@ -173,7 +173,7 @@ def test_a_k80_gets_cuda_11_8_without_tensorrt_and_without_the_edits_of_newer_on
         "keras==2.14.0",
     } <= set(k80.requirements)
     assert not any("tensorrt" in one for one in k80.requirements)
-    assert not {"no-xla-ops", "own-stream-value"} & {edit.name for edit in k80.edits}
+    assert not {"no-xla-ops", "own-stream-value"} & {edit["name"] for edit in k80.horovod["edits"]}
     assert k80.needs["driver"]["branch"] == 470
 
 
@@ -220,8 +220,8 @@ def test_wheels_for_a_stack_that_names_spack_are_resolved_for_all_its_partitions
 
 
 def test_the_edits_for_a_cpu_need_no_cuda():
-    assert "own-stream-value" not in [edit.name for edit in cpu().edits]
-    assert not any("NCCL" in name for name in cpu().horovod.environment)
+    assert "own-stream-value" not in [edit["name"] for edit in cpu().horovod["edits"]]
+    assert not any("NCCL" in name for name in cpu().horovod["environment"])
     assert cpu().environment == {}
 
 
@@ -246,17 +246,21 @@ def test_tensorflow_2_21_alone_needs_a_link_to_cusolver():
     assert Path(row["link"]).name == Path(row["to"]).name
 
 
+def an_edit(replacement):
+    return {"name": "no-xla-ops", "file": "CMakeLists.txt", "find": LINE, "replace": replacement}
+
+
 @pytest.mark.parametrize("content", ["", "nothing here\n", LINE * 2, LINE[1:]])
 def test_an_edit_that_does_not_fit_exactly_once_is_an_error(tmp_path, content):
     (tmp_path / "CMakeLists.txt").write_text(content)
     with pytest.raises(MissingPrerequisite, match="no-xla-ops"):
-        apply_edit(tmp_path, SourceEdit("no-xla-ops", "CMakeLists.txt", LINE, "", "why"))
+        apply_edit(tmp_path, an_edit(""))
     assert (tmp_path / "CMakeLists.txt").read_text() == content
 
 
 def test_an_edit_changes_its_text_and_nothing_else(tmp_path):
     (tmp_path / "CMakeLists.txt").write_text(f"before\n{LINE}after\n")
-    apply_edit(tmp_path, SourceEdit("x", "CMakeLists.txt", LINE, "other\n", "why"))
+    apply_edit(tmp_path, an_edit("other\n"))
     assert (tmp_path / "CMakeLists.txt").read_text() == "before\nother\nafter\n"
 
 

@@ -28,7 +28,7 @@ from hpcdl.regress.history import open_history
 from hpcdl.regress.run_directory import is_held, last_page, new_run, sweep
 from hpcdl.slurm import client, once
 from hpcdl.stack import recipe
-from hpcdl.stack.recipe import install, record_digest, require_as_built
+from hpcdl.stack.recipe import install, own_build
 from hpcdl.stack.resolve import find_request
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import locked, umask, write_atomic
@@ -105,11 +105,10 @@ def test_a_built_wheel_that_others_may_replace_is_not_used(open_cache):
     built = open_cache / "wheels/own/built.whl"
     built.parent.mkdir(parents=True)
     built.touch()
-    record_digest(built)
-    assert require_as_built(built) == built
+    assert own_build(built) == built
     built.parent.chmod(0o777)
     with pytest.raises(MissingPrerequisite, match="others may rename"):
-        require_as_built(built)
+        own_build(built)
 
 
 def test_no_root_file_system_that_others_may_write_to_is_used(shared):
