@@ -257,26 +257,6 @@ def code_faults(release: Release) -> tuple[list[str], str]:
     return faults, f"{have}, as the release is for"
 
 
-def claims_not_held(release: Release, seen: Mapping[str, Any]) -> Iterator[str]:
-    """Return the features that a GPU release claims and its Horovod does not report.
-
-    `seen` has `horovod`, `horovod_cuda` and `nccl` as the gate's program saw them.
-    """
-    claimed = release.versions.get("nccl")
-    if claimed is None or not seen["horovod"]:
-        return
-    if not seen.get("horovod_cuda"):
-        yield "Horovod is built without CUDA"
-    have = nccl_release(int(seen["nccl"]))
-    if claimed.partition("-")[0] != have:  # Spack's versions end in the build: 2.29.7-1
-        yield f"Horovod is built with {f'NCCL {have}' if have else 'no NCCL'}, not {claimed}"
-
-
-def nccl_release(code: int) -> str:
-    """NCCL's release from its number, as nccl.h makes it: 22703 is 2.27.3; empty for none."""
-    return f"{code // 10000}.{code // 100 % 100}.{code % 100}" if code > 1 else ""
-
-
 def prefer_own_libraries(folder: Path) -> list[Path]:
     """Let the shared objects below a folder look in their own directories before LD_LIBRARY_PATH.
 

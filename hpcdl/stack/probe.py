@@ -46,12 +46,7 @@ def _horovod() -> dict[str, Any]:
         import horovod.tensorflow as hvd
     except ImportError:
         return {"horovod": None}
-    return {
-        "horovod": horovod.__version__,
-        "mpi": hvd.mpi_built(),
-        "nccl": int(hvd.nccl_built()),
-        "horovod_cuda": bool(hvd.cuda_built()),
-    }
+    return {"horovod": horovod.__version__, "mpi": hvd.mpi_built()}
 
 
 def matrices() -> Any:

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.stack.linked import (
-    claims_not_held,
     library_faults,
-    nccl_release,
     opened_by_name,
     prefer_own_libraries,
     read_device_code,
@@ -128,18 +126,3 @@ def test_what_is_no_elf_file_stays_as_it_is(tmp_path):
         (tmp_path / "x.so").write_bytes(content)
         assert prefer_own_libraries(tmp_path) == []
         assert read_device_code(tmp_path / "x.so") == ()
-
-
-@pytest.mark.parametrize(("code", "text"), [(22703, "2.27.3"), (21605, "2.16.5"), (0, ""), (1, "")])
-def test_nccl_s_number_is_its_release(code, text):
-    assert nccl_release(code) == text
-
-
-def test_claims_that_horovod_does_not_hold(release):
-    right = {"horovod": "0.28.1", "horovod_cuda": True, "nccl": 23203}
-    of_spack = replace(release, versions={**release.versions, "nccl": "2.32.3-1"})
-    for one, nccl in ((release, "2.32.3"), (of_spack, "2.32.3-1")):
-        assert list(claims_not_held(one, right)) == []
-        (said,) = claims_not_held(one, {**right, "nccl": 22203})
-        assert said == f"Horovod is built with NCCL 2.22.3, not {nccl}"
-    assert len(list(claims_not_held(release, {**right, "nccl": 0, "horovod_cuda": False}))) == 2
