@@ -29,7 +29,7 @@ def environment(name: str) -> SpackEnvironment:
         versions = {"tensorflow": tensorflow, "horovod": horovod, "python": listed["python"]}
         return SpackEnvironment(*named, {**versions, **listed["versions"]}, gcc="", wheels=True)
     compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
-    found = {one.component: one.version for one in solve(Setting("spack", compute)).choices}
+    found = {one.component: one.version for one in solve(Setting("spack", compute))[0]}
     return SpackEnvironment(*named, found, majors_of(compute))
 
 

@@ -253,7 +253,7 @@ def _gc(args: argparse.Namespace) -> ExitCode:
     action = "would remove" if args.dry_run else "removed"
     rows = [[action, name, f"{size / 1e6:.0f} MB"] for name, size in collected.removed.items()]
     rows += [[action, name, "unfinished"] for name in collected.unfinished]
-    rows += [[action, name, f"{size / 1e6:.0f} MB"] for name, size in collected.packages.items()]
+    rows += [[action, name, "no release needs it"] for name in collected.packages]
     rows += [["keeps", name, why] for name, why in collected.kept.items()]
     text = table(rows) if rows else "nothing to remove"
     text += f"\nnote: {collected.note}" if collected.note else ""
@@ -268,27 +268,15 @@ def _gc(args: argparse.Namespace) -> ExitCode:
 def _sbom(args: argparse.Namespace) -> ExitCode:
     """List a release's packages, licences, known vulnerabilities; write a CycloneDX file."""
     from hpcdl.stack.release import find_release
-    from hpcdl.stack.sbom import audit, component_data, components, findings, write_sbom
+    from hpcdl.stack.sbom import CYCLONEDX_FILE, audit, components, findings, write_sbom
 
     site = the_site(args)
     release = find_release(site, args.release)
     inside = components(release)
     note = "" if args.dry_run else audit(release, inside)
     weaknesses = findings(site, release, inside)
-    files = [] if args.dry_run else [write_sbom(release, weaknesses)]
-    rows = [component_data(one) for one in inside]
-    data = {
-        "schema": 2,
-        "release": release.id,
-        "files": files,
-        "components": rows,
-        "vulnerabilities": [weakness.as_data() for weakness in weaknesses],
-        "audit": note or None,
-    }
-    cells = [
-        [str(row["name"]), str(row["version"]), str(row["licence"] or f"unknown ({row['words']})")]
-        for row in rows
-    ]
+    bill = write_sbom(release, weaknesses, dry_run=args.dry_run)
+    cells = [[row["name"], row["version"], _licence(row)] for row in bill["components"]]
     lines = [table(cells, ["package", "version", "licence"])]
     for weakness in weaknesses:
         lines.append(
@@ -296,7 +284,18 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
         )
         lines.append(f"  {weakness.describe()}")
     lines += [f"note: {note}"] if note else []
-    return show(args, data, "\n".join([*lines, *(f"wrote {path}" for path in files)]))
+    lines += [] if args.dry_run else [f"wrote {release.root / CYCLONEDX_FILE}"]
+    data = {"schema": 3, "release": release.id, "audit": note or None, "bill": bill}
+    return show(args, {**data, "dry_run": args.dry_run}, "\n".join(lines))
+
+
+def _licence(component: dict[str, Any]) -> str:
+    """A component's licence in SPDX, or the words that are known."""
+    for row in component.get("licenses", ()):
+        known = row.get("license", {})
+        unknown = f"unknown ({known.get('name')})"
+        return str(row.get("expression") or known.get("id") or unknown)
+    return "unknown"
 
 
 @command(

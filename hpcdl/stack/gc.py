@@ -5,28 +5,26 @@ running jobs have pinned (asked of the caller, for this package knows no queue),
 whose record is broken, for a person must look at these. A tree leaves by one rename into the
 trash, so that a killed gc leaves whole releases only; the next one empties the trash.
 
-Then go packages in the install tree that all releases built by Spack share. Lock files say what is
-needed: of a release what it runs with, of a stack's environment all of it, for the next build
-continues from that. While a build is at work nothing is looked at: what it has just installed may
-be in no lock file yet.
+Then `spack gc` removes from the install tree that all releases built by Spack share what no release
+and no stack's environment needs; the next build continues from these. While a build is at work
+nothing is looked at: what it has just installed may be in no lock file yet.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from hpcdl.site import Site
 from hpcdl.stack import publish
 from hpcdl.stack.modules import read_history
 from hpcdl.stack.publish import shown_after, sound_releases
-from hpcdl.stack.recipe import new_log
 from hpcdl.stack.release import current_id, current_release, release_ids, releases_folder
-from hpcdl.stack.spack_backend.environment import Spack, open_spack, read_lock
+from hpcdl.stack.spack_backend.environment import open_spack, read_lock
 from hpcdl.stack.spack_backend.spack_build import shared, store
 from hpcdl.stack.tree import TRASH, build_lock, unfinished
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
@@ -36,20 +34,22 @@ from hpcdl.system.resources import folder, scratch_directory
 Pinned = Callable[[], Mapping[str, str]]
 KEEP = 3
 _WAIT_SECONDS = 900
+_LISTED = re.compile(r"^ *(\w{7}) ([^\s@]+@[\w.-]+)", re.MULTILINE)
+"""How Spack lists packages: hash, name and version."""
 
 
 @dataclass(frozen=True)
 class Garbage:
     """What is removed and what stays.
 
-    `removed` has the bytes freed by release id, `kept` the reason; `packages` the bytes by
-    package of Spack's, `note` why these were not looked at.
+    `removed` has the bytes freed by release id, `kept` the reason; `packages` are Spack's, `note`
+    says why these were not looked at.
     """
 
     removed: Mapping[str, int]
     unfinished: tuple[str, ...]
     kept: Mapping[str, str]
-    packages: Mapping[str, int]
+    packages: tuple[str, ...]
     note: str = ""
 
     def as_data(self) -> dict[str, object]:
@@ -118,62 +118,33 @@ def _reasons(site: Site, pinned: Mapping[str, str], keep: int, unpublished: bool
     return {name: kept[name] for name in existing if name in kept}
 
 
-def _packages(site: Site, kept: Collection[str], dry_run: bool) -> tuple[dict[str, int], str]:
-    """Remove what Spack has installed for releases that are gone; why not, where it cannot."""
+def _packages(site: Site, releases: Collection[str], dry_run: bool) -> tuple[tuple[str, ...], str]:
+    """Let Spack remove what these releases and all environments do not need; why not, if not."""
     # From the site's own install tree nothing is ever removed.
     if site.spack.store is not None or not store(site).is_dir():
-        return {}, ""
+        return (), ""
+    places = [releases_folder(site) / name / "spack" for name in releases]
+    places = [place for place in places if place.is_dir()]
     try:
-        with umask(0o022):
-            return _remove_unneeded(site, kept, dry_run), ""
+        with umask(0o022), ExitStack() as held, scratch_directory() as scope:
+            for environments in sorted(shared(site).glob("*/environments")):
+                held.enter_context(locked(environments.with_name(".lock"), wait_seconds=0))
+                places += [lock.parent for lock in environments.glob("*/spack.lock")]
+            for place in places:
+                read_lock(place)  # Spack takes a damaged one for that of an empty environment
+            own = min(shared(site).glob("*/spack_repo"), default=folder("spack") / "spack_repo")
+            padding = site.spack.padded_length
+            tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
+            settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
+            spack = open_spack(own.parent, scope, settings)
+            needed = [word for place in places for word in ("-e", place)]
+            answer = "n\n" if dry_run else "y\n"  # it lists them, then asks
+            listed = spack.run("gc", "-E", "-b", *needed, stdin=answer, tied=True).stdout
+            return tuple(f"{title}/{key}" for key, title in _LISTED.findall(listed)), ""
     except HpcdlError as fault:
         # The releases are removed by now, and must be reported: this can be done another time.
         more = f" ({fault.hint})" if fault.hint else ""
-        return {}, f"Spack's packages were left alone: {fault.message}{more}"
-
-
-def _remove_unneeded(site: Site, releases: Collection[str], dry_run: bool) -> dict[str, int]:
-    """Remove what neither these releases nor any stack's environment needs; the bytes of each."""
-    with ExitStack() as held, scratch_directory() as scope:
-        for environments in sorted(shared(site).glob("*/environments")):
-            held.enter_context(locked(environments.with_name(".lock"), wait_seconds=0))
-        kept = _needed(site, releases)
-        spack = _open(site, scope)
-        unneeded = [one for one in _installed(spack, store(site)) if one[0] not in kept]
-        found = {f"{title}/{key[:7]}": size_of(prefix) for key, title, prefix in unneeded}
-        if found and not dry_run:
-            # No --force: should one of them be needed after all, Spack refuses.
-            names = [f"/{key}" for key, _, _ in unneeded]
-            spack.run("uninstall", "--yes-to-all", *names, log=new_log("gc"), tied=True)
-    return found
-
-
-def _needed(site: Site, releases: Collection[str]) -> set[str]:
-    kept = set[str]()
-    for name in releases:
-        own = releases_folder(site) / name / "spack"
-        kept |= read_lock(own).to_run if own.is_dir() else set()
-    for path in shared(site).glob("*/environments/*/spack.lock"):
-        kept |= set(read_lock(path.parent).specs)
-    return kept
-
-
-def _open(site: Site, scope: Path) -> Spack:
-    """Spack for the install tree, with the recipes of one of the site's stacks, or ours."""
-    padding = site.spack.padded_length
-    tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}
-    settings = {"config.yaml": json.dumps({"config": {"install_tree": tree}})}
-    own = min(shared(site).glob("*/spack_repo"), default=None)
-    return open_spack(own.parent if own else folder("spack"), scope, settings)
-
-
-def _installed(spack: Spack, tree: Path) -> Iterator[tuple[str, str, Path]]:
-    """Yield hash, title and prefix of each package in the tree; externals are left out."""
-    listing = spack.run("find", "--format", "{hash} {name}@{version} {prefix}").stdout
-    for line in listing.splitlines():
-        words = line.strip().split(" ", 2)
-        if len(words) == 3 and Path(words[2]).is_relative_to(tree):
-            yield words[0], words[1], Path(words[2])
+        return (), f"Spack's packages were left alone: {fault.message}{more}"
 
 
 def _leftovers(site: Site, dry_run: bool) -> tuple[str, ...]:

@@ -264,19 +264,17 @@ def plan_publish(site: Site, release_id: str) -> PublishResult:
 
 def newest(site: Site) -> str:
     """The id of the release that was built last."""
-    known = overview(site)
-    rows = [row for row in known if row["created"]]
-    if known and not rows:
+    if sound := sound_releases(site).values():
+        return max(sound, key=lambda one: one.created).id
+    if broken := overview(site):
         raise CheckFailed(
             f"no release in {site.paths.prefix} can be read",
-            details=[row["state"] for row in known],
+            details=[row["state"] for row in broken],
             hint="`hpcdl stack build` makes a release again, once the broken one is moved away",
         )
-    if not rows:
-        raise BadInput(
-            f"there is no release in {site.paths.prefix}", hint="`hpcdl stack build` makes one"
-        )
-    return str(max(rows, key=lambda row: row["created"])["id"])
+    raise BadInput(
+        f"there is no release in {site.paths.prefix}", hint="`hpcdl stack build` makes one"
+    )
 
 
 def overview(site: Site) -> list[dict[str, Any]]:

@@ -228,6 +228,7 @@ class Resolver:
             driver=driver,
             compilers=self.site.spack.compilers if backend.compiles else (),
             pmix=self.site.slurm.pmix if backend.compiles else None,
+            own_pmix=any(one.name == "pmix" for one in self.site.spack.externals),
             pins=tuple(sorted(stack.pins.items())),
             stack=stack.name,
             also=tuple(sorted(also.values(), key=lambda one: (sort_key(one[0]), one[1] or ""))),
@@ -245,12 +246,12 @@ class Resolver:
             if self._asked[0] not in make_problem(decided).domains:
                 where = f"partition '{part.name}' with backend '{stack.backend}'"
                 raise BadInput(f"{self._asked[0]} is no part of a stack for {where}")
-        solution = solve(decided)
+        choices, problems, notes = solve(decided)
         model = part.gpu.model if part.gpu else None
         if wanted:
-            _refuse_pins(f"partition '{part.name}'", model, stack, solution.problems)
+            _refuse_pins(f"partition '{part.name}'", model, stack, problems)
         wheels = _no_wheels(part.gpu, BACKENDS[stack.backend])
-        versions = {one.component: one.version for one in solution.choices}
+        versions = {one.component: one.version for one in choices}
         values = {**versions, "backend": decided.backend}
         # The build that was tried as a whole, with every GPU that it serves.
         served = [one for one in (decided.compute, *(gpu for gpu, _ in decided.also)) if one]
@@ -265,9 +266,9 @@ class Resolver:
             compute=decided.compute,
             driver=part.driver if decided.compute else None,
             pins=dict(stack.pins),
-            choices=solution.choices,
-            problems=(*solution.problems, *wheels),
-            notes=(*solution.notes, *driver_notes(part.driver, solution), *_own_notes(part, stack)),
+            choices=choices,
+            problems=(*problems, *wheels),
+            notes=(*notes, *driver_notes(part.driver, choices), *_own_notes(part, stack)),
             tried=next((row for row in rows if row.holds(values, served)), None),
         )
 

@@ -38,7 +38,8 @@ class Setting:
     """The input of a resolution: equal settings have equal answers.
 
     `also` are compute capabilities that the same build serves, and the drivers of their nodes;
-    `pythons` the Pythons that the machine has, none meaning any; without `horovod` it plays no
+    `pythons` the Pythons that the machine has, none meaning any; `own_pmix` says that Spack takes
+    the machine's PMIx as it is; without `horovod` it plays no
     part. `asked` are a component and a version that somebody asks for.
     """
 
@@ -47,6 +48,7 @@ class Setting:
     driver: str | None = None
     compilers: tuple[str, ...] = ()
     pmix: str | None = None
+    own_pmix: bool = False
     pins: tuple[tuple[str, str], ...] = ()
     stack: str | None = None
     also: tuple[tuple[str, str | None], ...] = ()
@@ -75,7 +77,7 @@ def make_problem(setting: Setting, dropped: Collection[str] = ()) -> VersionProb
     domains["backend"] = (setting.backend,)
     # The machine has versions that the facts need not list.
     more = {"gcc": setting.compilers, "driver": (setting.driver,) if setting.driver else ()}
-    if setting.pmix and not any(map(Range(setting.pmix).allows, domains.get("pmix", ()))):
+    if setting.pmix and setting.own_pmix:
         more["pmix"] = (setting.pmix,)
     for name in more.keys() & domains.keys():
         domains[name] = newest_first({*domains[name], *more[name]})
@@ -110,10 +112,13 @@ def _of_other(rule: Rule, names: Mapping[str, str]) -> Rule:
 def _site_rules(setting: Setting) -> Iterator[Rule]:
     """Yield rules of the machine (driver, compilers, Slurm's PMIx) and of the site's pins."""
     others = "of other nodes that the same build serves"
+    pmix, recipes = "the PMIx that Slurm was built with", known().components["pmix"].known()
+    if setting.pmix and not setting.own_pmix and not any(map(Range(setting.pmix).allows, recipes)):
+        pmix += f"; Spack builds {recipes[-1]} and newer: spack.externals may name Slurm's own"
     rows = [
         ("driver", setting.driver, "the partition's driver"),
         ("gcc", ",".join(setting.compilers), "the compilers the site offers"),
-        ("pmix", setting.pmix, "the PMIx that Slurm was built with"),
+        ("pmix", setting.pmix, pmix),
         ("python", ",".join(setting.pythons), "the Pythons of this machine"),
         *((_other_driver(compute, driver), driver, others) for compute, driver in setting.also),
     ]
@@ -154,15 +159,6 @@ class Choice:
     proof: str
     source: str
     limit: Limit | None
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The set that fits a setting, the machine's conflicts with it, and notes."""
-
-    choices: tuple[Choice, ...]
-    problems: tuple[tuple[Rule, ...], ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -209,8 +205,10 @@ class Resolution:
 
 
 @lru_cache(maxsize=4096)
-def solve(setting: Setting) -> Solution:
-    """Solve; say so and continue where the site's driver, compilers or PMIx contradict all."""
+def solve(
+    setting: Setting,
+) -> tuple[tuple[Choice, ...], tuple[tuple[Rule, ...], ...], tuple[str, ...]]:
+    """The set that fits, the machine's conflicts with it (driver, compilers, PMIx), and notes."""
     problems: list[tuple[Rule, ...]] = []
     dropped: set[str] = set()
     while True:
@@ -218,12 +216,12 @@ def solve(setting: Setting) -> Solution:
         values = solver.solve()
         if values is not None:
             notes = (text for when, text in known().notes if all(one.holds(values) for one in when))
-            return Solution(_choices(setting, solver, values), tuple(problems), tuple(notes))
+            return _choices(setting, solver, values), tuple(problems), tuple(notes)
         chain = solver.explain() or ()
         problems.append(chain)
         blamed = next((r.need.variable for r in chain if r.origin == "site"), None)
         if blamed is None or any(rule.origin == "pin" for rule in chain):
-            return Solution((), tuple(problems), ())
+            return (), tuple(problems), ()
         dropped.add(blamed)
 
 
@@ -275,9 +273,9 @@ def _proof(name: str, setting: Setting, values: Mapping[str, str]) -> tuple[str,
     return next(component.proof[key] for key in keys if key in component.proof), component.source
 
 
-def driver_notes(driver: str | None, solution: Solution) -> tuple[str, ...]:
+def driver_notes(driver: str | None, choices: Sequence[Choice]) -> tuple[str, ...]:
     """Return notes on what a partition's driver cannot do with a CUDA release."""
-    found = {one.component: one for one in solution.choices}
+    found = {one.component: one for one in choices}
     if "cuda" not in found:
         return ()
     cuda = found["cuda"].version

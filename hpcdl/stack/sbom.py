@@ -24,7 +24,7 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
@@ -84,19 +84,6 @@ def components(release: Release) -> tuple[Any, ...]:
             hashes=[HashType(alg=HashAlgorithm.SHA_256, content=text) for text in known],
         )
     return tuple(packages.values())
-
-
-def component_data(component: Any) -> dict[str, str | None]:
-    """A component for machines: `licence` in SPDX, `words` what is known where there is none."""
-    licence = next(iter(component.licenses), None)
-    return {
-        "name": component.name,
-        "version": component.version,
-        "sha256": next((one.content for one in component.hashes), None),
-        "purl": str(component.purl),
-        "licence": getattr(licence, "id", None) or getattr(licence, "value", None),
-        "words": getattr(licence, "name", None),
-    }
 
 
 def _beneath(release: Release) -> list[Mapping[str, str]]:
@@ -186,12 +173,6 @@ class Advisory:
             return "open"
         return "expired" if self.waiver.until < today() else "waived"
 
-    def as_data(self) -> dict[str, object]:
-        """For machines."""
-        answer = asdict(self.waiver) if self.waiver else {}
-        waiver = {key: str(value) for key, value in answer.items()} or None
-        return {**vars(self), "state": self.state, "waiver": waiver}
-
     def describe(self) -> str:
         """Return the site's answer to it."""
         if self.waiver is None:
@@ -273,8 +254,10 @@ def audit(release: Release, inside: Sequence[Any]) -> str:
     return f"pip-audit knew {len(rows) - skipped} of {len(rows)} packages"
 
 
-def write_sbom(release: Release, advisories: Sequence[Advisory]) -> Path:
-    """Write the bill of materials into the release, with what is known of its vulnerabilities."""
+def write_sbom(
+    release: Release, advisories: Sequence[Advisory], *, dry_run: bool = False
+) -> dict[str, Any]:
+    """Write the bill of materials, with what is known of vulnerabilities, into the release."""
     from cyclonedx.model import component as cyclone
     from cyclonedx.model.bom import Bom, BomMetaData
     from cyclonedx.output.json import JsonV1Dot6
@@ -294,9 +277,11 @@ def write_sbom(release: Release, advisories: Sequence[Advisory]) -> Path:
         metadata=BomMetaData(component=whole, timestamp=made.replace(tzinfo=datetime.timezone.utc)),
     )
     bom.register_dependency(whole, parts)
-    path = release.root / CYCLONEDX_FILE
-    write_atomic(path, JsonV1Dot6(bom).output_as_string(indent=2) + "\n")
-    return path
+    text = JsonV1Dot6(bom).output_as_string(indent=2)
+    if not dry_run:
+        write_atomic(release.root / CYCLONEDX_FILE, f"{text}\n")
+    whole_bill: dict[str, Any] = json.loads(text)
+    return whole_bill
 
 
 def _vulnerability(finding: Advisory) -> Any:

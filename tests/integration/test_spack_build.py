@@ -212,6 +212,7 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
         own = made.root / "spack"
         own.mkdir()
         shutil.copyfile(where.environment / "spack.lock", own / "spack.lock")
+        (own / "spack.yaml").write_text(f"spack: {{specs: [{package}]}}\n")
         record_release(made)
         publish(site, name, passing, say=silent)
 
@@ -220,22 +221,21 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
 
     both = in_store()
     assert len(both) == 2
-    assert collect(site, lambda: {"old": "job 7 names it"}, keep=1).packages == {}
+    assert collect(site, lambda: {"old": "job 7 names it"}, keep=1).packages == ()
     with locked(home / ".lock"):
         held = collect(site, dict, keep=1, dry_run=True)
     assert "running here" in held.note
     told = collect(site, dict, keep=1, dry_run=True)
     (package,) = told.packages
     assert package.startswith("above@1.0/")
-    assert told.packages[package] > 0
     assert in_store() == both
-    assert collect(site, dict, keep=1).packages.keys() == told.packages.keys()
+    assert collect(site, dict, keep=1).packages == told.packages
     assert {name.partition("-")[0] for name in in_store()} == {"works"}
     assert names(opened(where), where) == {"works"}
-    assert collect(site, dict, keep=1).packages == {}
+    assert collect(site, dict, keep=1).packages == ()
 
     shutil.rmtree(home)
-    assert collect(site, dict, keep=1).packages == {}, "the release that is left needs it"
+    assert collect(site, dict, keep=1).packages == (), "the release that is left needs it"
     make_current(site, "plain")
     (package,) = collect(site, dict, keep=1).packages
     assert package.startswith("works@1.0/")

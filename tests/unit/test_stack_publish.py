@@ -24,7 +24,6 @@ from hpcdl.stack.publish import (
     verify,
 )
 from hpcdl.stack.release import current_id, current_release
-from hpcdl.stack.sbom import accept
 from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.system.files import LockBusy, locked
 from tests.make.releases import failing, make_current, make_release, passing, silent
@@ -109,7 +108,7 @@ def test_a_build_for_cpus_serves_gpus_only_where_the_site_asks(site, backend):
     assert "`variant: cpu`" in caught.value.hint
     assert current_id(site) is None
     make_current(strict, "for-cpus", partitions=("cpu",))
-    accept(strict, "cuda", "the tests")
+    strict = replace(strict, agreements={"cuda": "the tests"})
     gpus = {"tensorflow": "2.21.0", "cuda": "12.9.1", "mpi": "Open MPI 4.1.4"}
     make_current(strict, "for-gpus", versions=gpus, partitions=("p100", "v100"))
     assert current_id(site) == "for-gpus"

@@ -17,7 +17,6 @@ from hpcdl.stack.sbom import (
     AUDIT_FILE,
     CYCLONEDX_FILE,
     audit,
-    component_data,
     components,
     findings,
     open_questions,
@@ -57,8 +56,13 @@ def questions(site, *names):
 
 
 def licences(release):
-    rows = map(component_data, components(release))
-    return {row["name"]: row["licence"] for row in rows}
+    """SPDX licences by name, None where only words are known."""
+    found = {}
+    for row in write_sbom(release, (), dry_run=True)["components"]:
+        (licence,) = row.get("licenses", [{}])
+        known = licence.get("expression") or licence.get("license", {}).get("id")
+        found[row["name"]] = known
+    return found
 
 
 def waived(site, name=CVE, until=datetime.date(2027, 1, 31), **kind):

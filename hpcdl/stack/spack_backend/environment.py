@@ -38,7 +38,7 @@ from hpcdl.stack.release import (
     variant_of,
 )
 from hpcdl.stack.resolve import Resolver, allowed, computes_of
-from hpcdl.stack.resolve_facts import gpus_of, known, needs_of, serves, wheel_sets
+from hpcdl.stack.resolve_facts import gpus_of, needs_of, serves, wheel_sets
 from hpcdl.stack.resolve_solver import Range, sort_key
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import explain_os_errors, lock_holder, write_atomic
@@ -96,8 +96,6 @@ def environment_of(
     """The environment of one build of a stack: of partitions that share it."""
     resolution = Resolver(site).build(request, names)
     wheels = request.backend == "spack-wheels"
-    if not wheels:
-        _check_pmix(site)
     computes = computes_of(site, request, names)
     one_gcc = site.spack.compilers or "gcc" in resolution.pins
     gcc = resolution.versions["gcc"] if one_gcc and not wheels else ""
@@ -122,19 +120,6 @@ def _archs(tensorflow: str, computes: tuple[str, ...], *, wheels: bool) -> tuple
     listed = wheel_sets("py-tensorflow-cuda-wheels")[tensorflow]["cuda_arch"]
     fits = [[arch for arch in listed if serves([f"sm_{arch}"], compute)] for compute in computes]
     return tuple(sorted({max(one) for one in fits}))
-
-
-def _check_pmix(site: Site) -> None:
-    """Slurm's PMIx must be one that Spack can build, or an external."""
-    wanted = site.slurm.pmix
-    if not wanted or any(one.name == "pmix" for one in site.spack.externals):
-        return
-    offered = known().components["pmix"].versions["spack"]
-    if not any(Range(wanted).allows(version) for version in offered):
-        raise BadInput(
-            f"Slurm has PMIx {wanted}, which Spack has no recipe for (oldest: {offered[-1]})",
-            hint=f"name Slurm's own among spack.externals: {{spec: pmix@{wanted}, prefix: /usr}}",
-        )
 
 
 def render(wanted: SpackEnvironment) -> str:
