@@ -132,7 +132,6 @@ def test_a_job_without_gpus_says_nothing_of_gpus(modern):
         ("srun --mpi=pmix --cpus-per-task=16", "srun --mpi=pmix", "cpus-per-task-default"),
         ("--signal=B:USR2@120", "--signal=USR2@120", "signal-steps-only"),
         ("--signal=B:USR2@120", "--signal=B:USR1@120", "signal-not-trapped"),
-        ("--kill-on-bad-exit=1 \\\n  sh", "\\\n  sh", "kill-on-bad-exit"),
     ],
 )
 def test_the_linter_sees_what_is_taken_out_of_a_script(modern, before, after, rule_id):

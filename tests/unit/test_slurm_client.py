@@ -319,7 +319,6 @@ def test_point_releases_compare_as_numbers_and_a_series_is_its_newest():
         ("gpu-flag-pair", ["26.05", "26.05.0", "26.11"], ["25.11", "25.11.8"]),
         ("gpu-flag-twice", ["20.11", "25.11"], ["26.05", "26.05.0"]),
         ("ntasks-per-gpu-pends", ["25.05.0"], ["25.05.1", "24.11"]),
-        ("kill-on-bad-exit", ["20.11", "26.05"], []),
     ],
 )
 def test_a_rule_holds_from_since_up_to_but_without_until(rule_id, holds, holds_not):

@@ -7,7 +7,6 @@ itself. `lint_report` reads files and prints.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,10 +14,10 @@ from hpcdl.slurm.rules import SlurmRelease, SlurmRule, all_rules, as_release, kn
 from hpcdl.system.errors import BadInput
 
 if TYPE_CHECKING:
-    from hpcdl.jobs.lint.job import Hit, Job, LintCheck
+    from hpcdl.jobs.lint.job import Hit
     from hpcdl.slurm.fits import Cluster
 
-__all__ = ["LintFinding", "all_checks", "lint"]
+__all__ = ["LintFinding", "lint"]
 
 _CHECKS = ("directives", "steps", "programs", "signals", "habits")
 _MOST_LINES = 12
@@ -62,7 +61,7 @@ def lint(
 
     Raises BadInput: `version` is not a release, or older than the rules know.
     """
-    from hpcdl.jobs.lint.job import Job, apply
+    from hpcdl.jobs.lint.job import CHECKS, Job, apply
     from hpcdl.jobs.lint.parse import BatchScript
 
     release, oldest = as_release(version), known_releases()[0]
@@ -70,31 +69,19 @@ def lint(
         raise BadInput(f"the rules begin with Slurm {oldest}; {release} is older")
     script = BatchScript(text, name, release).first
     active = frozenset(one.id for one in all_rules() if one.lint and one.holds(release))
-    found = apply(script, _hits(Job(script, release, cluster), active))
+    for name in _CHECKS:
+        import_module(f"hpcdl.jobs.lint.check_{name}")
+    job = Job(script, release, cluster)
+    hits = (hit for rules, check in CHECKS if rules & active for hit in check(job))
+    found = apply(script, (hit for hit in hits if hit.rule in active))
     unique = {(hit.start, hit.rule): hit for hit in reversed(found)}
     same: dict[tuple[str, str], list[Hit]] = {}
     for _, hit in sorted(unique.items()):
         same.setdefault((hit.rule, hit.detail), []).append(hit)
     findings = []
-    for (rule_id, detail), hits in same.items():
-        line, column = script.place(hits[0].start)
-        also = sorted({script.place(hit.start)[0] for hit in hits} - {line})
-        width = max(1, hits[0].length)
+    for (rule_id, detail), places in same.items():
+        line, column = script.place(places[0].start)
+        also = sorted({script.place(hit.start)[0] for hit in places} - {line})
+        width = max(1, places[0].length)
         findings.append(LintFinding(rule(rule_id), line, column, width, detail, tuple(also)))
     return tuple(findings)
-
-
-def _hits(job: Job, active: frozenset[str]) -> Iterator[Hit]:
-    """Yield what all checks find of the active rules."""
-    for rules, check in all_checks():
-        if rules & active:
-            yield from (hit for hit in check(job) if hit.rule in active)
-
-
-def all_checks() -> list[tuple[frozenset[str], LintCheck]]:
-    """Every check with the ids of its rules, their modules imported."""
-    from hpcdl.jobs.lint.job import CHECKS
-
-    for name in _CHECKS:
-        import_module(f"hpcdl.jobs.lint.check_{name}")
-    return CHECKS

@@ -260,7 +260,7 @@ def tasks_that_do_not_add_up(job: Job) -> Iterator[Hit]:
 def more_nodes_than_asked(job: Job) -> Iterator[Hit]:
     """--nodelist with more nodes than --nodes allows."""
     for part in job.script.components:
-        named, most = part.last("nodelist"), part.most_nodes
+        named, (_, most) = part.last("nodelist"), part.node_range
         if not (named and most) or "/" in named.text or wrong_value(named, job.release):
             continue
         with suppress(BadInput):
@@ -294,7 +294,7 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
 def gpus_that_do_not_add_up(job: Job) -> Iterator[Hit]:
     """GPUs of the job, of a node and of a task that contradict each other, or --nodes."""
     for part in job.script.components:
-        asked, least, most = part.request, part.request.nodes, part.most_nodes
+        asked, (least, most) = part.request, part.node_range
         place = part.last("gpus") or part.last("gpus-per-task")
         if place is None or len(asked.gpus) > 1 or len(asked.gpus_per_node) > 1:
             continue
@@ -361,8 +361,8 @@ def beyond_the_partition(job: Job) -> Iterator[Hit]:
         request = part.request
         found = [misfits(request, limits) for limits in job.limits_for(part)]
         for misfit in min(found, key=len, default=()):
-            asked = (part.last(*_FIELDS[name]) for name in misfit.fields)
-            if place := next((one for one in asked if one and one.fact), None):
+            names = (one for field in misfit.fields for one in _FIELDS[field])
+            if (place := part.last(*names)) and place.fact:
                 yield at("partition-limit", place, misfit.why)
 
 
@@ -379,7 +379,7 @@ def refused_values(job: Job) -> Iterator[Hit]:
     for option in job.options.given:
         if wrong := wrong_value(option, job.release):
             yield at("option-value", option, wrong)
-    least, most = job.options.minutes_of("time-min"), job.options.minutes
+    least, most = job.options.minutes("time-min"), job.options.minutes("time")
     shortest = job.options.last("time-min")
     if shortest and least and most and least > most:
         yield at("option-value", shortest, "it is more than --time")
@@ -416,26 +416,23 @@ def _grammar() -> dict[str, list[tuple[Span, re.Pattern[str], dict[str, Any]]]]:
 def counts_without_unit(job: Job) -> Iterator[Hit]:
     """`--mem=16` is 16 MB."""
     memory = job.options.last("mem", "mem-per-cpu", "mem-per-gpu")
-    if memory is not None and memory.number in _MEANT_GB and _needs_memory(job):
+    run = {one.programs[-1][0].program for one in job.script.commands if one.programs}
+    if memory is not None and memory.number in _MEANT_GB and any(map(_HUNGRY.match, run)):
         yield at("memory-unit", memory, f"{memory.number} MB")
-
-
-def _needs_memory(job: Job) -> bool:
-    """Whether a command is an interpreter or loads libraries that take hundreds of megabytes."""
-    names = {one[-1][0].program for one in job.programs if one}
-    return any(map(_HUNGRY.match, names))
 
 
 _HUNGRY = re.compile(
     r"(?:python[\d.]*|Rscript|R|matlab|julia|java|torchrun|deepspeed|accelerate)\Z", re.A
 )
+"""Interpreters, and what loads libraries: they take hundreds of megabytes."""
 
 
 @checks("partition-unknown")
 def unknown_partitions(job: Job) -> Iterator[Hit]:
     """Partitions that the cluster has not; of what they have, partition-limit tells."""
     known = job.cluster.partitions
-    for _, _, option in job.given("partition") if known is not None else ():
+    asked = (options.last("partition") for _, options in job.commands_at())
+    for option in filter(None, asked) if known is not None else ():
         for name in filter(None, map(str.strip, option.text.split(","))):
             if known is not None and name not in known:
                 close = nearest(name, known)

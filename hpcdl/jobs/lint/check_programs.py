@@ -87,7 +87,7 @@ def agents_and_their_ranks(job: Job) -> Iterator[Hit]:
     """Torchrun with more workers than GPUs, or with other nodes than it is started on."""
     within = {id(job.parent(step.command)): step for step in job.script.steps}
     for command in job.script.commands:
-        for words in job.programs_in(command):
+        for words in command.programs:
             if not is_agent([one.value for one in words]):
                 continue
             workers, gpus = job.number(_value(words, _COUNTS)), job.gpus_per_node
@@ -112,7 +112,7 @@ def _wrong_nodes(
     if step is None and not elsewhere:
         yield at("agent-nodes", words[0], f"--nnodes={value[:20]}, and nothing starts it elsewhere")
     elif step is not None and step.launcher == "srun":
-        there = step.options.nodes if step.options.has("nodes") else job.nodes
+        there = job.step_nodes(step)
         if there is not None and there != nodes:
             yield at("agent-nodes", words[0], f"it waits for {nodes} nodes, the step has {there}")
 
@@ -184,10 +184,10 @@ def containers_without_gpus(job: Job) -> Iterator[Hit]:
     if not job.has_gpus or AMD.search(job.script.text) or any(map(_NV.search, raws)):
         return
     for command in job.script.commands:
-        for words in job.programs_in(command):
+        for words in command.programs:
             runs = words[0].program in _RUNTIMES and len(words) > 2
             hidden = any("$" in word.raw for word in words[2:4])  # it may hold --nv
-            runs = runs and job.programs_in(command)[-1][0].program not in {"tar", "cp", "ls"}
+            runs = runs and command.programs[-1][0].program not in {"tar", "cp", "ls"}
             if runs and words[1].value in {"exec", "run"} and not hidden:
                 yield at("container-without-gpus", words[0])
                 return
@@ -196,7 +196,9 @@ def containers_without_gpus(job: Job) -> Iterator[Hit]:
 @checks("master-address")
 def addresses_of_each_node(job: Job) -> Iterator[Hit]:
     """A rendezvous address that each node takes for itself."""
-    wide = [step for step in job.script.steps if (_nodes(job, step) or 1) > 1 and not step.trivial]
+    wide = [
+        step for step in job.script.steps if (job.step_nodes(step) or 1) > 1 and not step.trivial
+    ]
     later = any("MASTER_ADDR=" in word.raw for step in wide for word in step.options.rest)
     for one in job.script.assigned("MASTER_ADDR") if wide and not later else ():
         if one.value in {"localhost", "127.0.0.1"} and not one.command.scopes:
@@ -210,10 +212,6 @@ def addresses_of_each_node(job: Job) -> Iterator[Hit]:
             if match:
                 yield at("master-address", step, match[0])
                 break
-
-
-def _nodes(job: Job, step: JobStep) -> int | None:
-    return step.options.nodes if step.options.has("nodes") else job.nodes
 
 
 @checks("nodelist-compressed")
@@ -231,13 +229,9 @@ def threads_of_every_task(job: Job) -> Iterator[Hit]:
     for variable in job.script.assigned("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         for step in steps:
             tasks = job.step_tasks_per_node(step) if step.launcher == "srun" else job.tasks_per_node
-            other = (
-                variable.command.start > step.start
-                if variable.exported
-                else bool(variable.command.words)
-            )
-            apart = other and variable.command is not step.command
-            if tasks is None or tasks < 2 or apart or job.mpirun_ranks(step) == 1:
+            before = variable.exported and variable.command.start < step.start
+            reaches = before or variable.command is step.command or not variable.command.words
+            if tasks is None or tasks < 2 or not reaches or job.mpirun_ranks(step) == 1:
                 continue
             cpus = step.options.number("cpus-per-task") or job.options.number("cpus-per-task")
             threads = job.number(variable.value)
@@ -265,9 +259,9 @@ def workers_beyond_cpus(job: Job) -> Iterator[Hit]:
         if threads and threads > each and not variable.command.scopes:
             yield at("workers-beyond", variable, f"{threads} threads for {count_of(each, 'CPU')}")
     for command in job.script.commands:
-        for words in job.programs_in(command):
+        for words in command.programs:
             if words[0].program in {"xargs", "parallel", "make"}:
-                if job.programs_in(command)[-1][0].program in _WAITS_FOR_DISKS:
+                if command.programs[-1][0].program in _WAITS_FOR_DISKS:
                     continue
                 letter = re.compile(r"(?:-[PjJ]|--jobs|--max-procs)(?:=?(\d+))?\Z")
                 count, cpus = job.number(_value(words, letter)), each * (job.tasks_per_node or 1)
@@ -347,14 +341,10 @@ def variables_of_nobody(job: Job) -> Iterator[Hit]:
     for name, word, start in _used(job):
         unknown = re.match(r"S[A-Z]{2,5}_", name) and name not in known | own
         close = (meant.get(name) or nearest(name, known, 0.9)) if unknown else None
-        if close and not _ends_otherwise(name, close):
+        # Heterogeneous jobs have known ones with a number behind them.
+        if close and not re.fullmatch(rf"{close}(?:_[A-Z_]*)?_?\d+", name):
             place = Word(f"${name}", word.start + start)
             yield at("variable-unknown", place, f"did you mean ${close}?")
-
-
-def _ends_otherwise(name: str, close: str) -> bool:
-    """Whether a name is a known one with a number behind it, as heterogeneous jobs have them."""
-    return name.startswith(close) and bool(re.fullmatch(r"(?:_[A-Z_]*)?_?\d+", name[len(close) :]))
 
 
 _ASKING = {"echo", "printf", "test", "[", "[["}

@@ -56,11 +56,6 @@ class _Trap(NamedTuple):
     handler: str
     signals: frozenset[str]
 
-    @property
-    def catches(self) -> bool:
-        """Whether it runs something, and does not reset or ignore."""
-        return self.handler not in {"", "-"}
-
 
 def _traps(job: Job) -> Iterator[_Trap]:
     """The script's traps, those of its inner scripts left out."""
@@ -77,7 +72,7 @@ def warning_signal(job: Job) -> Iterator[Hit]:
     asked = _wall_signal(job)
     if asked is None:
         return
-    minutes = job.options.minutes
+    minutes = job.options.minutes("time")
     if minutes and minutes * 60 <= asked.seconds + _EARLY:
         yield at("signal-early", asked.option)
     # A program may take the shell's place, and with it the signal.
@@ -102,7 +97,8 @@ def _trapped_unseen(job: Job, signal: str) -> bool:
     by_name = any("$" in name for trap in _traps(job) for name in trap.signals)
     words = (word.raw for one in _outer(job) if one.name not in _SENDS for word in one.words[1:])
     by_function = not {signal, f"SIG{signal}"}.isdisjoint(words)
-    return by_name or by_function or any(map(_TRAPS.search, job.script.words_of("source", ".")))
+    sourced = (one.text for one in job.script.commands if one.name in {"source", "."})
+    return by_name or by_function or any(map(_TRAPS.search, sourced))
 
 
 def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[ShellCommand, int]]:
@@ -113,9 +109,7 @@ def main_work(job: Job, *, sleeps: bool = False) -> Iterator[tuple[ShellCommand,
         if step is not None and step.command is command:
             if not (step.brief if sleeps else step.trivial):
                 yield command, step.start
-        elif step is None and any(
-            _PROGRAMS.match(words[0].program) for words in job.programs_in(command)
-        ):
+        elif step is None and any(_PROGRAMS.match(words[0].program) for words in command.programs):
             yield command, command.words[0].start
 
 
@@ -124,7 +118,9 @@ def foreground_under_trap(job: Job) -> Iterator[Hit]:
     """A trap whose signal comes while bash waits for a foreground child."""
     asked = _wall_signal(job)
     wanted = {"USR1", "USR2"} | ({asked.signal} if asked and asked.batch else set())
-    caught = [trap for trap in _traps(job) if trap.catches and trap.signals & wanted]
+    caught = [
+        trap for trap in _traps(job) if trap.handler not in {"", "-"} and trap.signals & wanted
+    ]
     if not caught or (asked and not asked.batch):
         return
     start = caught[0].command.start
@@ -154,7 +150,8 @@ def lost_statuses(job: Job) -> Iterator[Hit]:
     strict = re.search(r"^\s*set\s+-\w*e|errexit", script.text, re.M)
     if work and last == ["exit", "0"] and not (commands[-1].scopes or seen or strict):
         yield at("status-lost", commands[-1].words[0])
-    starts = [step.start for step in work if step.background and not _serves(step)]
+    serve = [one for one in work if any(_SERVES.match(word.value) for word in one.words)]
+    starts = [one.start for one in work if one.background and one not in serve]
     # The number of a process that is kept, and never looked at: it was to be waited for.
     unread = any(
         one.value == "$!" and script.text.count(one.name) == len(script.assigned(one.name))
@@ -173,10 +170,6 @@ def lost_statuses(job: Job) -> Iterator[Hit]:
             yield at("wait-status", command.words[0])
         elif not careful:
             yield at("status-lost", command.words[0])
-
-
-def _serves(command: ShellCommand) -> bool:
-    return any(_SERVES.match(word.value) for word in command.words)
 
 
 @checks("requeue-truncates")

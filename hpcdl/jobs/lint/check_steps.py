@@ -8,10 +8,8 @@ from itertools import pairwise
 
 from hpcdl.jobs.lint.job import Hit, Job, at, checks
 from hpcdl.jobs.lint.parse import JobStep
-from hpcdl.jobs.lint.shell import Word, names
-from hpcdl.slurm.unwrap import SHELLS
+from hpcdl.jobs.lint.shell import names
 
-_PYTHON = re.compile(r"(?:python[\d.]*|torchrun|accelerate|deepspeed|hpcdl)\Z", re.A)
 _OF_THE_SHELL = {"module", "source", ".", "export", "set", "eval", "shopt", "alias"}
 _SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
 """`sleep 5; echo`; a first word with a slash may be a path with a blank in it."""
@@ -21,61 +19,33 @@ _SHELL_LINE = re.compile(r"[\w.+-]+[ \t;]+\S", re.A)
 def cpus_not_repeated(job: Job) -> Iterator[Hit]:
     """A step that leaves its CPUs per task to the job."""
     asked = job.options.last("cpus-per-task")
-    if asked is None or asked.number == 1 or _set_for(job, "SRUN_CPUS_PER_TASK"):
+    exported = any(one.exported for one in job.script.assigned("SRUN_CPUS_PER_TASK"))
+    if asked is None or asked.number == 1 or exported:
         return
-    for step in _launches(job):
-        if _has_cpus(step) or _unbound(step) or step.options.has("cpus-per-gpu", "tres-per-task"):
+    binds = job.cluster.sets("TaskPlugin", "affinity")  # nothing else does
+    for step in job.sruns:
+        options, bound = step.options, step.options.text("cpu-bind").rpartition(",")[2]
+        prefix = {word.raw.partition("=")[0] for word in step.command.assignments}
+        said = options.has("cpus-per-task", "cpus-per-gpu", "tres-per-task") or bool(
+            prefix & {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
+        )
+        # `$(srun ...)` only asks, docker's daemon starts the work, a shell is to look around.
+        looks = step.trivial or step.command.within("substitution") or options.has("pty")
+        apart = step.program == "docker" or options.text("jobid").isdigit()
+        if said or looks or apart or options.opaque or bound in {"none", "no"}:
             continue
-        other = step.options.text("jobid").isdigit()
-        if step.program == "docker" or step.options.has("pty") or other:
-            continue  # Its daemon starts the work; a shell to look around; another job's step.
-        yield at(f"cpus-per-task-{'lost' if counts_cpus(job, step) else 'default'}", step)
+        exact = options.has("exact", "exclusive") or (binds and bound in {"cores", "threads"})
+        yield at(f"cpus-per-task-{'lost' if exact else 'default'}", step)
 
 
-def _launches(job: Job) -> Iterator[JobStep]:
-    """The sruns that run the work, with all their options in sight; `$(srun ...)` only asks."""
-    works = (step for step in job.sruns if not step.command.within("substitution"))
-    return (step for step in works if not (step.options.opaque or step.trivial))
-
-
-def _has_cpus(step: JobStep) -> bool:
-    """Whether a step sets its CPUs per task, by an option or a variable before the command."""
-    prefix = {word.raw.partition("=")[0] for word in step.command.assignments}
-    named = prefix & {"SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK"}
-    return step.options.has("cpus-per-task") or bool(named)
-
-
-def counts_cpus(job: Job, step: JobStep) -> bool:
-    """Whether a step gets just the CPUs that it counts for its tasks; only task/affinity binds."""
-    bound = _cpu_bind(step) in {"cores", "threads"}
-    binds = bound and job.cluster.sets("TaskPlugin", "affinity")
-    return binds or step.options.has("exact", "exclusive")
-
-
-def _unbound(step: JobStep) -> bool:
-    return _cpu_bind(step) in {"none", "no"}
-
-
-def _cpu_bind(step: JobStep) -> str:
-    return step.options.text("cpu-bind").rpartition(",")[2]
-
-
-def _set_for(job: Job, name: str) -> bool:
-    """Whether the script exports a variable for all its steps."""
-    return any(one.exported for one in job.script.assigned(name))
-
-
-@checks("srun-cpus-per-task-ignored", "cpus-per-task-mismatch")
+@checks("cpus-per-task-mismatch")
 def cpus_by_variable(job: Job) -> Iterator[Hit]:
-    """CPUs per task in a variable that srun no longer reads, or in one that has to agree."""
+    """CPUs per task in a variable that has to agree with another one."""
     own, agreed = job.options.text("cpus-per-task"), "SLURM_TRES_PER_TASK" in job.script.text
     started = (step.options for step in job.sruns if not (step.asks or step.options.opaque))
     relying = any(not options.has("cpus-per-task", "cpu-bind") for options in started)
-    for one in job.script.assigned("SRUN_CPUS_PER_TASK", "SLURM_CPUS_PER_TASK") if relying else ():
-        same = bool(own) and (one.value == own or "SLURM_CPUS_PER_TASK" in one.value)
-        if one.name == "SRUN_CPUS_PER_TASK" and not same:
-            yield at("srun-cpus-per-task-ignored", one)
-        elif own and not (same or agreed):
+    for one in job.script.assigned("SLURM_CPUS_PER_TASK") if relying and own else ():
+        if not agreed and one.value != own and one.name not in one.value:
             yield at("cpus-per-task-mismatch", one)
 
 
@@ -89,25 +59,6 @@ def lines_of_the_shell(job: Job) -> Iterator[Hit]:
         quoted = first.raw[:1] in {"'", '"'} and _SHELL_LINE.match(first.value)
         if quoted or first.value in _OF_THE_SHELL:
             yield at("step-of-shell", first)
-
-
-@checks("kill-on-bad-exit")
-def survivors_hang(job: Job) -> Iterator[Hit]:
-    """A step of many ranks of Python, which no MPI ends, that continues without one of them."""
-    always = job.cluster.sets("KillOnBadExit", "1") or _set_for(job, "SLURM_KILL_BAD_EXIT")
-    if always or not job.script.is_batch or job.options.has("array"):
-        return  # the parts of an array share out work, one by one
-    mpirun = len(job.sruns) < len(job.script.steps)
-    for step in _launches(job):
-        tasks, options = job.step_tasks(step), step.options
-        # `sh -c "$LINES" name python train.py`: a shell runs what it is given.
-        started = [w if w[0].program in SHELLS else w[:1] for w in job.launched(step)]
-        python = any(_PYTHON.match(word.program) for words in started for word in words)
-        # It serves the ranks, which mpirun starts.
-        apart = options.text("mpi") == "none" or (mpirun and step.command.background)
-        ends = tasks == 1 or options.has("kill-on-bad-exit", "wait")
-        if python and (job.has_gpus or tasks) and not (apart or ends):
-            yield at("kill-on-bad-exit", step)
 
 
 @checks("horovodrun")
@@ -133,7 +84,6 @@ _GLOBAL_RANKS = names(
 _GLOBAL = re.compile(r"\$\{?(?:SLURM_PROCID|OMPI_COMM_WORLD_RANK|PMI_RANK|PMIX_RANK|RANK)\b", re.A)
 _OWN_RANK = re.compile(r"(?<!\\)\$\{?SLURM_(?:PROCID|LOCALID|NODEID)\b", re.A)
 _NODE_RANK = re.compile(r"(?:node|machine)[-_]rank|NODEID")
-_RANK_ARGUMENT = re.compile(r"--?local[-_]rank(?:=(.*))?\Z", re.A | re.S)
 AMD = re.compile(r"(?<![a-z])(?:rocm|miopen|rccl|HIP_|ROCR_)|amd\d|instinct|\bmi[123]\d\d", re.I)
 """Of AMD's GPUs, for which Slurm leaves NVIDIA's variables alone."""
 
@@ -166,35 +116,15 @@ def typed_and_untyped(job: Job) -> Iterator[Hit]:
             yield at("gpu-type-mixed", requests[-1].option)
 
 
-@checks("cpus-per-gpu-ignored")
-def cpus_per_gpu(job: Job) -> Iterator[Hit]:
-    """CPUs per GPU, an option that steps have since one release only; a whole step has all CPUs."""
-    alone = [
-        step.options
-        for step in job.sruns
-        if counts_cpus(job, step) and not step.options.has("cpus-per-task")
-    ]
-    for command, options, option in job.given("cpus-per-gpu"):
-        ignored = alone if command == "sbatch" else any(one is options for one in alone)
-        if ignored and not options.has("cpus-per-task"):
-            yield at("cpus-per-gpu-ignored", option)
-
-
 @checks("local-rank-global")
 def global_for_local(job: Job) -> Iterator[Hit]:
-    """The global rank where the local one belongs, in a variable or an argument."""
+    """The global rank where the local one belongs."""
     if job.nodes == 1:
         return
     for one in job.script.assigned(*_LOCAL_RANKS, *_VISIBLE):
         apart = one.name in _VISIBLE and one.command.within("substitution")
         if _GLOBAL.search(one.value) and "%" not in one.value and not apart:
             yield at("local-rank-global", one)
-    for command in job.script.commands:
-        for word, after in pairwise((*command.words, Word("", 0))):
-            match = _RANK_ARGUMENT.match(word.raw) if word.raw[:2] == "--" else None
-            value = match[1] if match and match[1] is not None else after.raw
-            if match and _GLOBAL.search(value) and "%" not in value:
-                yield at("local-rank-global", word)
 
 
 @checks("rank-of-batch-shell")
@@ -212,8 +142,7 @@ def ranks_of_the_batch_shell(job: Job) -> Iterator[Hit]:
     for step in job.sruns:
         if step.command.within("inner"):
             continue
-        nodes = step.options.nodes if step.options.has("nodes") else job.nodes
-        settled = _meets(step) or nodes == 1  # that of a single node is 0
+        settled = _meets(step) or job.step_nodes(step) == 1  # that of a single node is 0
         for before, word in pairwise((step.command.words[0], *step.options.rest)):
             of_node = _NODE_RANK.search(f"{before.raw} {word.raw}")
             # A file that the batch shell wrote itself has that very name.

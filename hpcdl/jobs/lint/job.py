@@ -19,8 +19,8 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from hpcdl.jobs.lint.options import GpusAsked, Option, Options
-from hpcdl.jobs.lint.parse import Assignment, BatchScript, JobStep, programs_of
+from hpcdl.jobs.lint.options import Option, Options
+from hpcdl.jobs.lint.parse import Assignment, BatchScript, JobStep
 from hpcdl.jobs.lint.shell import ShellCommand, Word
 from hpcdl.slurm.fits import Cluster, PartitionLimits
 from hpcdl.slurm.rules import SlurmRelease, all_rules
@@ -83,15 +83,6 @@ class Job:
         )
 
     @cached_property
-    def programs(self) -> list[tuple[tuple[Word, ...], ...]]:
-        """The words of the programs of each command, wrappers first."""
-        return [programs_of(command.words) for command in self.script.commands]
-
-    def programs_in(self, command: ShellCommand) -> tuple[tuple[Word, ...], ...]:
-        """The words of each program that a command runs."""
-        return self.programs[self._places[id(command)]]
-
-    @cached_property
     def _places(self) -> dict[int, int]:
         return {id(command): place for place, command in enumerate(self.script.commands)}
 
@@ -108,7 +99,7 @@ class Job:
         """The words of each program of a step, also behind `bash -c` and in here-documents."""
         yield from step.programs
         for command in self.inner(step.command):
-            yield from self.programs_in(command)
+            yield from command.programs
 
     def parent(self, command: ShellCommand) -> ShellCommand:
         """The command that runs the inner script which has this one; itself where none does."""
@@ -117,24 +108,21 @@ class Job:
             place -= 1
         return self.script.commands[place]
 
-    @property
+    @cached_property
     def gpus_per_node(self) -> int | None:
         """GPUs that the job asks for on a node; None where that is not known."""
-        counts = {one.option.name: one.number for one in self.options.gpus if _counted(one)}
-        total = counts.get("gpus")
-        if self.heterogeneous:
-            return None
-        if total is not None and self.nodes and total % self.nodes == 0:
-            return total // self.nodes
-        return counts.get("gpus-per-node", counts.get("gres"))
+        asked = self.options.request
+        total, node = (sum(n for _, n in one) for one in (asked.gpus, asked.gpus_per_node))
+        if total and self.nodes and total % self.nodes == 0:
+            node = total // self.nodes
+        return node if node and not self.heterogeneous else None
 
     @property
     def gpus(self) -> int | None:
         """GPUs that the job asks for in all; None where that is not known."""
-        total = next((one.number for one in self.options.gpus if one.option.name == "gpus"), None)
-        if total is None and self.nodes and self.gpus_per_node:
-            return self.nodes * self.gpus_per_node
-        return total if not self.heterogeneous else None
+        total = sum(n for _, n in self.options.request.gpus)
+        total = total or (self.nodes or 0) * (self.gpus_per_node or 0)
+        return total if total and not self.heterogeneous else None
 
     def number(self, text: str) -> int | None:
         """A number, also in a variable that the script or Slurm sets to one that is known."""
@@ -160,8 +148,8 @@ class Job:
 
     def mpirun_ranks(self, step: JobStep) -> int | None:
         """Return how many ranks mpirun starts; None if its options leave that open."""
-        program = step.programs[0][0].start if step.programs else step.end
-        own = [word for word in step.options.rest if word.start < program]
+        program = step.programs[0] if step.programs else ()
+        own = step.options.rest[: len(step.options.rest) - len(program)]
         for word, after in pairwise([*own, Word("", 0)]):
             if word.value in {"-n", "-np", "--np", "-c", "--n"}:
                 return self.number(after.value)
@@ -171,6 +159,10 @@ class Job:
     def sruns(self) -> tuple[JobStep, ...]:
         """The steps that srun launches."""
         return tuple(step for step in self.script.steps if step.launcher == "srun")
+
+    def step_nodes(self, step: JobStep) -> int | None:
+        """Nodes of a step: its own option, else the job's."""
+        return step.options.nodes if step.options.has("nodes") else self.nodes
 
     def step_tasks(self, step: JobStep) -> int | None:
         """Tasks of a step: its own options, else the job's."""
@@ -198,17 +190,6 @@ class Job:
         """The option sets that Slurm checks together: each component, and each srun."""
         yield from (("sbatch", part) for part in self.script.components)
         yield from (("srun", step.options) for step in self.sruns)
-
-    def given(self, *names: str) -> Iterator[tuple[str, Options, Option]]:
-        """The commands that have an option of one of these names: name, options and that option."""
-        for command, options in self.commands_at():
-            if option := options.last(*names):
-                yield command, options, option
-
-
-def _counted(request: GpusAsked) -> bool:
-    """Whether a request gives its number in digits."""
-    return "$" not in request.option.text
 
 
 LintCheck = Callable[[Job], Iterator[Hit]]

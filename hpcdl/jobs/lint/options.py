@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from hpcdl.jobs.lint.shell import Word
@@ -121,14 +122,14 @@ class Options:
         if option is None:
             single = self.number("ntasks") == 1 or not self.has("ntasks", "nodelist")
             return 1 if single else None
-        match = _NODES.match(option.text)
-        return int(match[1]) if match and match[2] in {None, match[1]} else None
+        least, most = self.node_range
+        return least if least == most else None
 
     @property
-    def most_nodes(self) -> int | None:
-        """The most nodes that --nodes allows; None where it names none, or another form."""
+    def node_range(self) -> tuple[int | None, int | None]:
+        """The fewest and the most nodes of --nodes; None where it names none, or another form."""
         match = _NODES.match(self.text("nodes"))
-        return int(match[2] or match[1]) if match else None
+        return (int(match[1]), int(match[2] or match[1])) if match else (None, None)
 
     @property
     def tasks_per_node(self) -> int | None:
@@ -155,18 +156,13 @@ class Options:
         each, nodes = self.tasks_per_node, self.nodes
         return None if each is None or nodes is None else each * nodes
 
-    @property
-    def minutes(self) -> int | None:
-        """--time in minutes, rounded up; None where absent, unlimited or malformed."""
-        return self.minutes_of("time")
-
-    def minutes_of(self, name: str) -> int | None:
+    def minutes(self, name: str) -> int | None:
         """A time in minutes, rounded up; None where absent, unlimited or malformed."""
         limit = self.last(name)
         known = limit and re.fullmatch(TIME, limit.text, re.ASCII)
         return slurm_minutes(limit.text) if limit and known else None
 
-    @property
+    @cached_property
     def request(self) -> ResourceRequest:
         """The request of a job with these options, as far as it can be known."""
         counted = [gpus for gpus in self.gpus if "$" not in gpus.option.text]
@@ -180,7 +176,7 @@ class Options:
             (gpus.number for gpus in asked if gpus.option.name == "gpus-per-task"), None
         )
         return ResourceRequest(
-            nodes=int(least[1]) if (least := _NODES.match(self.text("nodes"))) else None,
+            nodes=self.node_range[0],
             tasks=self.tasks,
             tasks_per_node=self.tasks_per_node,
             cpus_per_task=self.number("cpus-per-task"),
@@ -192,7 +188,7 @@ class Options:
             memory_mb=memory["mem"],
             memory_per_cpu=memory["mem-per-cpu"],
             memory_per_gpu=memory["mem-per-gpu"],
-            minutes=self.minutes,
+            minutes=self.minutes("time"),
             feature=self.text("constraint"),
             qos=self.text("qos"),
             last_of_array=int(array[1]) if array else None,

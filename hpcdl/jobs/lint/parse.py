@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 from hpcdl.facts import load
 from hpcdl.jobs.lint.options import Option, Options, read_options
-from hpcdl.jobs.lint.shell import Reading, ShellCommand, Word, names, unquote
+from hpcdl.jobs.lint.shell import Reading, ShellCommand, Word, names, programs_of, unquote
 from hpcdl.slurm.rules import SlurmRelease, span
 from hpcdl.slurm.unwrap import MPIRUN, SHELLS, unwrap
 
@@ -46,7 +46,6 @@ _VARIABLE = re.compile(r'"?\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})"
 _ASSIGN = re.compile(r"([A-Za-z_]\w*)(?:\[[^][]*\])?(\+?=)(.*)\Z", re.S | re.A)
 _MAX_WORDS = 200
 """A variable of more words is not filled in."""
-_WRAPPERS = 50
 _DECLARERS = {"export", "declare", "typeset", "local", "readonly"}
 
 
@@ -121,11 +120,6 @@ class JobStep(NamedTuple):
     def trivial(self) -> bool:
         """Whether it does no work: it is brief, or only sleeps."""
         return self.brief or self.program == "sleep"
-
-    @property
-    def end(self) -> int:
-        """The offset behind its last word."""
-        return (self.options.rest or self.command.words)[-1].end
 
 
 class BatchScript:
@@ -235,10 +229,6 @@ class BatchScript:
         """Every variable that gets a value."""
         return tuple(found for command in self.commands for found in _assigned(command))
 
-    def words_of(self, *names: str) -> set[str]:
-        """The words, as written, of all commands of these names."""
-        return {word.raw for one in self.commands if one.name in names for word in one.words}
-
     def assigned(self, *names: str) -> tuple[Assignment, ...]:
         """The assignments to some variables."""
         return tuple(one for one in self.assignments if one.name in names)
@@ -347,11 +337,3 @@ def _steps(command: ShellCommand, values: dict[str, tuple[str, ...]]) -> Iterato
     else:
         options = Options((), tuple(rest))
         yield JobStep(launcher, command, options, start, programs_of(words[at:])[1:])
-
-
-def programs_of(words: Sequence[Word]) -> tuple[tuple[Word, ...], ...]:
-    """The words of each program that a command line runs, wrappers first; no more than 50.
-
-    A text of 150,000 times `srun` took hours.
-    """
-    return tuple(tuple(words[at:]) for at in unwrap([word.value for word in words])[:_WRAPPERS])

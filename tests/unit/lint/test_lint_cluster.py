@@ -80,7 +80,6 @@ def test_options_of_plug_ins_are_known_from_the_site(tmp_path, hpcdl):
 STEPS = """\
 #!/bin/bash
 #SBATCH --nodes=1 --ntasks-per-node=2 --cpus-per-task=4 --requeue --signal=R:TERM@300 --time=60
-srun --cpu-bind=cores --cpus-per-gpu=2 python a.py
 srun --cpu-bind=cores python train.py
 """
 
@@ -88,13 +87,7 @@ srun --cpu-bind=cores python train.py
 @pytest.mark.parametrize(
     ("key", "value", "gone", "instead"),
     [
-        (
-            "TaskPlugin",
-            "task/affinity,task/cgroup",
-            "cpus-per-task-default",
-            {"cpus-per-task-lost", "cpus-per-gpu-ignored"},
-        ),
-        ("KillOnBadExit", "1", "kill-on-bad-exit", set()),
+        ("TaskPlugin", "task/affinity", "cpus-per-task-default", {"cpus-per-task-lost"}),
         ("JobFileAppend", "1", "requeue-truncates", set()),
     ],
 )

@@ -94,7 +94,7 @@ def test_components_of_a_heterogeneous_job_have_options_of_their_own(separator):
 def test_dos_line_ends_are_reported_once_and_change_nothing_else(line_end):
     text = HEAD + "#SBATCH -n2 --mem=1G --mem-per-cpu=1G\nsrun --mpi=mvapich python a | tee b\n"
     found = rules_of(text.replace("\n", line_end))
-    right = {"memory-flags", "mpi-plugin", "status-lost", "kill-on-bad-exit"}
+    right = {"memory-flags", "mpi-plugin", "status-lost"}
     assert found - {"dos-line-ends"} == right
     assert ("dos-line-ends" in found) == (line_end == "\r\n")
     assert "nul-character" in rules_of(f"{text}\0")
@@ -162,8 +162,8 @@ def test_a_step_is_found_behind_wrappers_and_in_variables():
 
 def test_options_hidden_in_an_unknown_variable_are_not_taken_as_missing():
     head = HEAD + "#SBATCH -n4 -c4 --gpus=4\n"
-    assert "kill-on-bad-exit" in rules_of(head + "srun python a.py\n")
-    assert "kill-on-bad-exit" not in rules_of(head + "srun $MORE python a.py\n")
+    assert "cpus-per-task-default" in rules_of(head + "srun python a.py\n", "22.05")
+    assert "cpus-per-task-default" not in rules_of(head + "srun $MORE python a.py\n", "22.05")
 
 
 _WORDS = """\

@@ -139,7 +139,7 @@ def test_an_installed_site_says_the_release_where_none_is_named(script, capsys):
 
 
 HEAD = "#!/bin/bash\n#SBATCH -n4 --gpus=4 --open-mode=append\n"
-STEP = "srun python a.py\n"
+STEP = "srun a | tee b\n"
 
 
 def found(text, version="26.05"):
@@ -149,16 +149,16 @@ def found(text, version="26.05"):
 @pytest.mark.parametrize(
     ("text", "rules"),
     [
-        (STEP, [(3, "kill-on-bad-exit")]),
-        ("# hpcdl-lint: allow kill-on-bad-exit one rank may die\n" + STEP, []),
-        ("  #hpcdl-lint:  allow  kill-on-bad-exit  one rank may die\n" + STEP, []),
-        ("srun \\\n  python a.py  # hpcdl-lint: allow kill-on-bad-exit may die\n", []),
-        (STEP + "true\n# hpcdl-lint: allow-file kill-on-bad-exit ranks are independent\n", []),
+        (STEP, [(3, "status-lost")]),
+        ("# hpcdl-lint: allow status-lost one rank may die\n" + STEP, []),
+        ("  #hpcdl-lint:  allow  status-lost  one rank may die\n" + STEP, []),
+        ("srun \\\n  a | tee b  # hpcdl-lint: allow status-lost may die\n", []),
+        (STEP + "true\n# hpcdl-lint: allow-file status-lost ranks are independent\n", []),
         # In a here-document it is text.
-        (STEP + "cat <<E\n# hpcdl-lint: allow kill-on-bad-exit\nE\n", [(3, "kill-on-bad-exit")]),
+        (STEP + "cat <<E\n# hpcdl-lint: allow status-lost\nE\n", [(3, "status-lost")]),
         (
-            "# hpcdl-lint: allow kill-on-bad-exits may die\n" + STEP,
-            [(3, "waiver-unknown"), (4, "kill-on-bad-exit")],
+            "# hpcdl-lint: allow status-losts may die\n" + STEP,
+            [(3, "waiver-unknown"), (4, "status-lost")],
         ),
     ],
 )
