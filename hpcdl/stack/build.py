@@ -146,10 +146,11 @@ class BuildPlan(ReleasePlan):
         """Install wheels, without what they need; a backend may have another tool for it."""
         install(python, log, *words, hint=hint)
 
-    def details(self) -> dict[str, Any]:
-        """Return the JSON values that only a plan from wheels has."""
+    def as_data(self) -> dict[str, Any]:
+        """For machines, with the values that only a plan from wheels has."""
         built = self.recipe.horovod
         return {
+            **super().as_data(),
             "source": self.recipe.source,
             "requirements": list(self.recipe.requirements),
             "edits": {edit["name"]: edit["why"] for edit in built["edits"]} if built else {},

@@ -131,7 +131,7 @@ def _packages(site: Site, releases: Collection[str], dry_run: bool) -> tuple[tup
                 held.enter_context(locked(environments.with_name(".lock"), wait_seconds=0))
                 places += [lock.parent for lock in environments.glob("*/spack.lock")]
             for place in places:
-                read_lock(place)  # Spack takes a damaged one for that of an empty environment
+                read_lock(place)  # a damaged one is told by its path
             own = min(shared(site).glob("*/spack_repo"), default=folder("spack") / "spack_repo")
             padding = site.spack.padded_length
             tree = {"root": str(store(site)), **({"padded_length": padding} if padding else {})}

@@ -137,12 +137,8 @@ class ReleasePlan:
         """The release as it will be recorded, its id perhaps unknown."""
         raise NotImplementedError
 
-    def details(self) -> Mapping[str, Any]:
-        """Return the JSON values that only this way of building has."""
-        raise NotImplementedError
-
     def as_data(self) -> dict[str, Any]:
-        """For machines."""
+        """For machines; each way of building adds its own values."""
         expected = self.expected()
         return {
             "schema": 1,
@@ -154,7 +150,6 @@ class ReleasePlan:
             "versions": dict(expected.versions),
             "proof": expected.proof,
             "partitions": list(self.partitions),
-            **self.details(),
             "steps": self.steps(),
         }
 

@@ -177,9 +177,7 @@ class Resolution:
     backend: str
     wanted: bool
     gpu: str | None
-    compute: str | None
     driver: str | None
-    pins: Mapping[str, str]
     choices: tuple[Choice, ...]
     problems: tuple[tuple[Rule, ...], ...]
     notes: tuple[str, ...]
@@ -348,7 +346,7 @@ def _full(names: str, resolution: Resolution, sources: Sources) -> list[str]:
 
 def _why(choice: Choice, resolution: Resolution, sources: Sources) -> list[str]:
     """Return the reasons for a choice, a sentence each."""
-    pinned = ["pinned"] if choice.component in resolution.pins else []
+    pinned = ["pinned"] if choice.component in dict(resolution.setting.pins) else []
     if choice.limit is None:
         return [*pinned, "the newest known"]
     first, *rest = chain_lines(choice.limit.chain, resolution.gpu, sources)
@@ -374,15 +372,15 @@ def _brief(names: str, resolution: Resolution) -> str:
 
 def _head(names: str, resolution: Resolution) -> str:
     gpu = "CPU"
-    if resolution.gpu and resolution.compute:
-        gpu = f"{resolution.gpu} (sm_{resolution.compute.replace('.', '')})"
+    if resolution.gpu and (compute := resolution.setting.compute):
+        gpu = f"{resolution.gpu} (sm_{compute.replace('.', '')})"
         gpu += f", driver {resolution.driver}" if resolution.driver else ", driver not given"
     stack = f"stack {resolution.stack}, " if resolution.stack else ""
     return f"{names}: {gpu}; {stack}{resolution.backend}; evidence: {resolution.proof}"
 
 
 def _data(resolution: Resolution) -> dict[str, Any]:
-    fields = ("partition", "stack", "backend", "wanted", "gpu", "compute", "driver", "proof")
+    fields = ("partition", "stack", "backend", "wanted", "gpu", "driver", "proof")
     gpu, rows = resolution.gpu, []
     for choice in resolution.choices:
         row = {name: getattr(choice, name) for name in ("component", "version", "proof", "source")}
@@ -393,7 +391,8 @@ def _data(resolution: Resolution) -> dict[str, Any]:
     return {
         **{name: getattr(resolution, name) for name in fields},
         "tried": resolution.tried.source if resolution.tried else None,
-        "pins": dict(resolution.pins),
+        "compute": resolution.setting.compute,
+        "pins": dict(resolution.setting.pins),
         "versions": resolution.versions,
         "components": rows,
         "problems": [[_rule_data(rule, gpu) for rule in chain] for chain in resolution.problems],

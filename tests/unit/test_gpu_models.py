@@ -125,7 +125,7 @@ def test_a_model_that_hpcdl_never_saw_is_resolved_rendered_and_predicted(mixed):
     assert (x1.gpu.model, x1.gpu.compute, x1.gpu.gres_type) == ("X1", "8.9", None)
     (found,) = [one for one in Resolver(mixed).resolve("named", "wheels") if one.gpu == "X1"]
     assert found.fits
-    assert serves(["sm_80"], found.compute or "")
+    assert serves(["sm_80"], found.setting.compute or "")
     with pytest.raises(BadInput, match="tf32_tflops and memory_gbs of the X1 are not known"):
         answer(ScalingRequest(x1, "resnet50", gpus="1"))
     forecast = answer(ScalingRequest(x1, "resnet50", gpus="2", images_per_second=100.0))

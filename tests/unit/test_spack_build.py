@@ -460,7 +460,7 @@ def test_where_spack_may_lack_its_packages_the_hint_names_the_variable(tmp_path,
     for packages, named in (("", True), (str(tmp_path / "packages"), False)):
         monkeypatch.setenv("HPCDL_SPACK_PACKAGES", packages)
         with pytest.raises(MissingPrerequisite, match="cannot read the environment") as caught:
-            adopt._inventory(Spack(program, "1.3.0", tmp_path), where)
+            adopt.inventory(Spack(program, "1.3.0", tmp_path), where)
         assert "no repository builtin" in "".join(caught.value.details)
         assert ("in HPCDL_SPACK_PACKAGES" in caught.value.hint) is named
 
@@ -478,7 +478,7 @@ def test_a_release_serves_the_partitions_whose_gpus_it_has_code_for(tmp_path):
     where = str(copied(tmp_path))
     plan = plan_adoption(three_generations(tmp_path), where)
     assert plan.expected().partitions == ("p100",)
-    assert list(plan.left_out) == plan.details()["left_out"] == ["k80", "v100"]
+    assert list(plan.left_out) == plan.as_data()["left_out"] == ["k80", "v100"]
     assert plan.steps()[0] == "serve p100, not k80 (K80), v100 (V100-SXM2): its code is for sm_60"
     whole = three_generations(tmp_path, partitions=("p100",))
     assert plan_adoption(whole, where).left_out == ()

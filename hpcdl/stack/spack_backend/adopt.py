@@ -83,9 +83,10 @@ class Adoption(ReleasePlan):
         spacks.find_spack()
         spacks.packages_named()
 
-    def details(self) -> dict[str, Any]:
-        """Return the JSON values that only an adoption has."""
-        return {"environment": str(self.lock.environment), "left_out": list(self.left_out)}
+    def as_data(self) -> dict[str, Any]:
+        """For machines, with the values that only an adoption has."""
+        own = {"environment": str(self.lock.environment), "left_out": list(self.left_out)}
+        return {**super().as_data(), **own}
 
     def expected(self, packages: Sequence[PackageRow] = ()) -> Release:
         """The release as it is recorded, once its packages are known."""
@@ -175,42 +176,25 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
 
 def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
     """The same with a Spack that is open for the environment."""
-    inventory = _inventory(spack, plan.lock.environment)
-    to_run = [row for row in inventory.packages if row["hash"] in plan.lock.to_run]
-    _require_installed(plan.lock, spack, inventory, to_run)
+    found = inventory(spack, plan.lock.environment)
+    to_run = [row for row in found.packages if row["hash"] in plan.lock.to_run]
+    _require_installed(plan.lock, spack, found, to_run)
     own, wheel = own_wheel()
     plan = replace(plan, own=own)
     with build_slot(plan.site, say):
         if not plan.exists:
             with new_tree(plan.root) as root:
                 say(f"linking {len(to_run)} packages into {root}/stack")
-                make_view(spack, root, plan.lock, inventory)
+                make_view(spack, root, plan.lock, found)
                 packages = add_hpcdl(root, wheel, new_log(root.name))
                 # The module's hpcdl finds its site by itself: a publish writes the file.
                 site_file = plan.site.paths.prefix / "etc" / SITE_FILE
                 (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
                 require_imports(root, plan.lock.environment)
                 variables = module_environment(spack, root)
-                made = replace(plan.expected(inventory.packages), environment=variables)
-                record_release(made, [inventory.store])
+                made = replace(plan.expected(found.packages), environment=variables)
+                record_release(made, [found.store])
     return read_release(plan.site, plan.release_id)
-
-
-def _inventory(spack: Spack, environment: Path) -> Inventory:
-    try:
-        return inventory(spack, environment)
-    except CommandFailed as fault:
-        cure = "name the Spack that installed it in HPCDL_SPACK_ROOT"
-        if not spacks.packages_named():
-            cure += (
-                ", and where it cannot download its packages a checkout of them "
-                "(github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES"
-            )
-        raise MissingPrerequisite(
-            f"Spack {spack.version} cannot read the environment {environment}",
-            details=fault.result.last_lines(3),
-            hint=cure,
-        ) from fault
 
 
 def _require_installed(
@@ -269,8 +253,21 @@ class Inventory:
 
 
 def inventory(spack: Spack, environment: Path) -> Inventory:
-    """Return Spack's inventory of a solved environment, or raise `CommandFailed`."""
-    output = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
+    """Spack's inventory of a solved environment; MissingPrerequisite where Spack cannot read it."""
+    try:
+        output = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
+    except CommandFailed as fault:
+        cure = "name the Spack that installed it in HPCDL_SPACK_ROOT"
+        if not spacks.packages_named():
+            cure += (
+                ", and where it cannot download its packages a checkout of them "
+                "(github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES"
+            )
+        raise MissingPrerequisite(
+            f"Spack {spack.version} cannot read the environment {environment}",
+            details=fault.result.last_lines(3),
+            hint=cure,
+        ) from fault
     data = json.loads(output.strip().splitlines()[-1])
     packages = tuple(sorted(data["packages"], key=lambda row: (row["name"], row["hash"])))
     repos = {name: Path(path) for name, path in data["repos"].items()}

@@ -97,7 +97,7 @@ def environment_of(
     resolution = Resolver(site).build(request, names)
     wheels = request.backend == "spack-wheels"
     computes = computes_of(site, request, names)
-    one_gcc = site.spack.compilers or "gcc" in resolution.pins
+    one_gcc = site.spack.compilers or "gcc" in request.pins
     gcc = resolution.versions["gcc"] if one_gcc and not wheels else ""
     models = (model for part in names for model in site.partition(part).gpu_models)
     return SpackEnvironment(
@@ -107,7 +107,7 @@ def environment_of(
         archs=_archs(resolution.versions["tensorflow"], computes, wheels=wheels),
         versions=resolution.versions,
         gcc="" if wheels else gcc or majors_of(computes[0] if computes else None),
-        pinned=tuple(resolution.pins),
+        pinned=tuple(request.pins),
         wheels=wheels,
         proof=resolution.proof,
     )

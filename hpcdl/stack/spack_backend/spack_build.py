@@ -104,9 +104,10 @@ class SpackPlan(ReleasePlan):
             size = table["build_gb"]["cuda" if self.environment.archs else "cpu"]
             require_space({store(self.site): size})
 
-    def details(self) -> dict[str, Any]:
-        """Return the JSON values that only a plan with Spack has."""
+    def as_data(self) -> dict[str, Any]:
+        """For machines, with the values that only a plan with Spack has."""
         return {
+            **super().as_data(),
             "why": self.environment.why,
             "specs": list(self.environment.specs),
             "directory": str(self.folder),
