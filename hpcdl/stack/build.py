@@ -142,10 +142,6 @@ class BuildPlan(ReleasePlan):
         """Build it: see `build`."""
         return build(self, say)
 
-    def install(self, python: Path, log: Path, *words: str | Path, hint: str = "") -> None:
-        """Install wheels, without what they need; a backend may have another tool for it."""
-        install(python, log, *words, hint=hint)
-
     def as_data(self) -> dict[str, Any]:
         """For machines, with the values that only a plan from wheels has."""
         built = self.recipe.horovod
@@ -249,14 +245,14 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     say(f"installing {len(read_wheels(lock))} wheels in {stack}; uv fetches what its cache lacks")
     run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
-    plan.install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX)
+    install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX)
     made = plan.horovod_wheel
     if plan.needs_compilers:
         tools = plan.toolchain()
         made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, tools, say)
     added = [*([made] if made else ()), own]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
-    plan.install(python, log, *added)
+    install(python, log, *added)
     for name in recipe.horovod["leave_out"] if recipe.horovod else ():
         (stack / name).unlink()
     packages = stack / "lib" / f"python{plan.python.minor}" / "site-packages"

@@ -102,18 +102,15 @@ def _opened(path: Path, *, writable: bool = False) -> Iterator[mmap.mmap | None]
         yield data if data[:6] == b"\x7fELF\x02\x01" else None
 
 
-def _segments(data: mmap.mmap) -> list[tuple[int, ...]]:
+def _dynamic_tags(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """The tags of the dynamic section, each with its place in the file."""
     header = _HEADER.unpack_from(data)
     table, width, count = header[5], header[9], header[10]
-    return [_SEGMENT.unpack_from(data, table + index * width) for index in range(count)]
-
-
-def _dynamic_tags(data: mmap.mmap) -> Iterator[tuple[int, int, int]]:
-    """The tags of the dynamic section: tag, value, and its place in the file."""
-    for segment in _segments(data):
+    for index in range(count):
+        segment = _SEGMENT.unpack_from(data, table + index * width)
         if segment[0] == _DYNAMIC:
             for place in range(segment[2], segment[2] + segment[5], _TAG.size):
-                yield (*_TAG.unpack_from(data, place), place)
+                yield _TAG.unpack_from(data, place)[0], place
 
 
 def survey(*roots: Path) -> dict[Path, tuple[DeviceCode, ...]]:
@@ -268,7 +265,7 @@ def prefer_own_libraries(folder: Path) -> list[Path]:
 
 def _use_rpath(path: Path) -> bool:
     with _opened(path, writable=True) as data:
-        tags = {tag: place for tag, _, place in _dynamic_tags(data)} if data else {}
+        tags = dict(_dynamic_tags(data)) if data else {}
         if data is None or _RUNPATH not in tags or _RPATH in tags:
             return False
         data[tags[_RUNPATH] : tags[_RUNPATH] + 8] = struct.pack("<q", _RPATH)
