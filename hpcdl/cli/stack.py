@@ -117,7 +117,7 @@ _VERIFY_ARGUMENTS = (
 
 def _verify_integrity(args: argparse.Namespace) -> ExitCode:
     from hpcdl.stack.release import find_release
-    from hpcdl.stack.tree import check_integrity
+    from hpcdl.stack.tree import check_integrity, shortened
 
     if args.local or args.partition:
         raise BadInput("--integrity reads files only: it takes neither --local nor --partition")
@@ -125,7 +125,7 @@ def _verify_integrity(args: argparse.Namespace) -> ExitCode:
     found = check_integrity(find_release(site, args.release))
     lines = [
         f"{found.release}: {found.describe()} ({duration(found.seconds)})",
-        *(f"  {line}" for line in found.faults()),
+        *(f"  {line}" for line in shortened(found.faults)),
     ]
     return show(args, found.as_data(), "\n".join(lines), ok=found.ok)
 

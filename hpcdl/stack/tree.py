@@ -226,7 +226,7 @@ _NONE_ABOVE: frozenset[tuple[int, int]] = frozenset()
 
 @dataclass(frozen=True)
 class Integrity:
-    """The result of a check: paths that changed, are missing or were added, relative to the root.
+    """The result of a check: `faults` are paths relative to the root that differ, and how.
 
     `files` and `size` (bytes) are what was looked at; without `full` only the file system's
     records were compared. `seconds` is how long it took.
@@ -237,30 +237,17 @@ class Integrity:
     size: int
     seconds: float
     full: bool
-    changed: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
+    faults: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
         """Return whether everything is as it was built."""
-        return not (self.changed or self.missing or self.added)
-
-    def faults(self) -> list[str]:
-        """One line per path, the first ones and how many more."""
-        return shortened(
-            [
-                f"{kind}: {path}"
-                for kind in ("changed", "missing", "added")
-                for path in getattr(self, kind)
-            ]
-        )
+        return not self.faults
 
     def describe(self) -> str:
         """One line for people."""
         if not self.ok:
-            count = len(self.changed) + len(self.missing) + len(self.added)
-            return f"{count} of {self.files:,} files differ from what was built"
+            return f"{len(self.faults)} of {self.files:,} files differ from what was built"
         how = f"{self.size / 1e9:.1f} GB hashed" if self.full else "unchanged since the last check"
         return f"{self.files:,} files are as they were built ({how})"
 
@@ -357,9 +344,11 @@ def check_integrity(
         size,
         time.monotonic() - start,
         True,
-        changed=tuple(name for name, row in sealed.items() if present.get(name, row) != row),
-        missing=tuple(name for name in sealed if name not in present),
-        added=tuple(name for name in present if name not in sealed),
+        (
+            *(f"changed: {name}" for name, row in sealed.items() if present.get(name, row) != row),
+            *(f"missing: {name}" for name in sealed if name not in present),
+            *(f"added: {name}" for name in present if name not in sealed),
+        ),
     )
     if result.ok:
         _note_checked(release, entries)
@@ -372,7 +361,7 @@ def require_integrity(release: Release, entries: Mapping[str, Entry]) -> None:
     if not found.ok:
         raise CheckFailed(
             f"{release.id} was changed after the build and is not published",
-            details=found.faults(),
+            details=shortened(found.faults),
             hint=_rebuild(release),
         )
 

@@ -31,7 +31,7 @@ from hpcdl.stack.linked import (
 )
 from hpcdl.stack.modules import has_code_for
 from hpcdl.stack.release import Release, seal
-from hpcdl.stack.tree import check_integrity
+from hpcdl.stack.tree import check_integrity, shortened
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite, Stopped
 from hpcdl.system.files import write_json
 from hpcdl.system.resources import scratch_directory
@@ -398,5 +398,5 @@ def check_content(release: Release) -> Check:
         found = check_integrity(release)
     except CheckFailed as fault:
         return Check("content", False, fault.message, 0.0)
-    detail = "; ".join([found.describe(), *found.faults()])
+    detail = "; ".join([found.describe(), *shortened(found.faults)])
     return Check("content", found.ok, detail, round(found.seconds, 2))

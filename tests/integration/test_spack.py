@@ -159,7 +159,7 @@ def test_every_gpu_stack_is_one_view_and_one_module(
     (where / ".solved").write_text(plan.stamp(where / "spack.lock"))
     program = open_build(plan)
     program.run("-e", where, "install", "--fake", timeout=1800)
-    prefixes = {one["name"]: one["prefix"] for one in inventory(program, where).packages}
+    prefixes = {one["name"]: one["prefix"] for one in inventory(program, where)["packages"]}
     venv = Path(prefixes["python-venv"])
     run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", venv])
 

@@ -58,7 +58,7 @@ def build(where, spack, **env):
 
 
 def names(spack, where):
-    packages = inventory(spack, where.environment).packages
+    packages = inventory(spack, where.environment)["packages"]
     return {one["name"] for one in packages if one["installed"]}
 
 

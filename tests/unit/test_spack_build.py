@@ -15,7 +15,6 @@ from hpcdl.stack.resolve_facts import driver_needs, models, needs_of, wheel_sets
 from hpcdl.stack.spack_backend import adopt, environment, spack_build
 from hpcdl.stack.spack_backend.adopt import (
     Adoption,
-    Inventory,
     _settings,
     environment_text,
     lock_entries,
@@ -310,7 +309,9 @@ def test_a_releases_environment_stands_alone(tmp_path):
     specs = {"a": {"name": "x", "namespace": "hpcdl"}, "b": {"name": "y", "namespace": "builtin"}}
     lock = Lock(tmp_path, ({"hash": "a", "spec": "x@1:"},), specs)
     repos = dict.fromkeys(("hpcdl", "builtin", "unused"), tmp_path)
-    tree = yaml.safe_load(environment_text(lock, Inventory((), Path("/s"), 128, repos)))["spack"]
+    tree = yaml.safe_load(environment_text(lock, {"store": "/s", "padded": 128, "repos": repos}))[
+        "spack"
+    ]
     assert (tree["specs"], tree["repos"]) == (["x@1:"], {"hpcdl": "$env/spack_repo/hpcdl"})
     assert tree["config"]["install_tree"] == {"root": "/s", "padded_length": 128}
     assert tree["view"]["default"]["root"] == "../stack"

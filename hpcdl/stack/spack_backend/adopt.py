@@ -177,7 +177,7 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
 def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
     """The same with a Spack that is open for the environment."""
     found = inventory(spack, plan.lock.environment)
-    to_run = [row for row in found.packages if row["hash"] in plan.lock.to_run]
+    to_run = [row for row in found["packages"] if row["hash"] in plan.lock.to_run]
     _require_installed(plan.lock, spack, found, to_run)
     own, wheel = own_wheel()
     plan = replace(plan, own=own)
@@ -192,8 +192,8 @@ def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
                 (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
                 require_imports(root, plan.lock.environment)
                 variables = module_environment(spack, root)
-                made = replace(plan.expected(found.packages), environment=variables)
-                record_release(made, [found.store])
+                made = replace(plan.expected(found["packages"]), environment=variables)
+                record_release(made, [Path(found["store"])])
     return read_release(plan.site, plan.release_id)
 
 
@@ -210,7 +210,7 @@ def _require_installed(
     missing = [row for row in to_run if not row["installed"] or not Path(row["prefix"]).is_dir()]
     if missing:
         raise MissingPrerequisite(
-            f"the environment {where} is not wholly installed in {inventory.store}: "
+            f"the environment {where} is not wholly installed in {inventory['store']}: "
             f"{len(missing)} of {len(to_run)} packages are missing",
             details=shortened([f"{row['name']}@{row['version']}" for row in missing]),
             hint=f"{install}; where another Spack than {spack.program} did, name that in "
@@ -234,26 +234,17 @@ _NOT_OURS = {
     "INFOPATH",
 }
 PackageRow = Mapping[str, Any]
+Inventory = Mapping[str, Any]
 _IMPORTS = {"jinja2": "py-jinja2", "yaml": "py-pyyaml", "shtab": "py-shtab", "numpy": "py-numpy"}
 
 
-@dataclass(frozen=True)
-class Inventory:
-    """A solved environment: its packages, and where Spack keeps them.
-
-    A package has what a release's lock has of it, and `prefix`, `installed` (spack/inventory.py);
-    `store` is the install tree, `padded` the length that its paths are padded to, `repos` the
-    directories of the package repositories by namespace.
-    """
-
-    packages: tuple[PackageRow, ...]
-    store: Path
-    padded: int
-    repos: Mapping[str, Path]
-
-
 def inventory(spack: Spack, environment: Path) -> Inventory:
-    """Spack's inventory of a solved environment; MissingPrerequisite where Spack cannot read it."""
+    """A solved environment as spack/inventory.py tells it; MissingPrerequisite: Spack cannot.
+
+    `packages` have what a release's lock has of them, `prefix` and `installed`; `store` is the
+    install tree, `padded` the length that its paths are padded to, `repos` the directories of the
+    package repositories by namespace.
+    """
     try:
         output = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
     except CommandFailed as fault:
@@ -268,10 +259,9 @@ def inventory(spack: Spack, environment: Path) -> Inventory:
             details=fault.result.last_lines(3),
             hint=cure,
         ) from fault
-    data = json.loads(output.strip().splitlines()[-1])
-    packages = tuple(sorted(data["packages"], key=lambda row: (row["name"], row["hash"])))
-    repos = {name: Path(path) for name, path in data["repos"].items()}
-    return Inventory(packages, Path(data["store"]), data["padded"], repos)
+    found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    found["packages"].sort(key=lambda row: (row["name"], row["hash"]))
+    return found
 
 
 def environment_text(lock: Lock, inventory: Inventory) -> str:
@@ -280,12 +270,12 @@ def environment_text(lock: Lock, inventory: Inventory) -> str:
     repos = "\n".join(
         f"    {name}: $env/{place}" for name, place in _copied(lock, inventory).items()
     )
-    padding = f", padded_length: {inventory.padded}" if inventory.padded else ""
+    padding = f", padded_length: {inventory['padded']}" if inventory["padded"] else ""
     return (
         "# The environment of this release, as it was built; do not edit it.\n"
         "spack:\n" + (f"  repos:\n{repos}\n" if repos else "") + f"  specs:\n{specs}\n"
         "  concretizer: {unify: true}\n"
-        f"  config: {{install_tree: {{root: {inventory.store}{padding}}}}}\n"
+        f"  config: {{install_tree: {{root: {inventory['store']}{padding}}}}}\n"
         "  view: {default: {root: ../stack, link: run}}\n"
     )
 
@@ -300,14 +290,14 @@ def make_view(spack: Spack, root: Path, lock: Lock, inventory: Inventory) -> Non
     shutil.copyfile(lock.environment / "spack.lock", own / "spack.lock")
     for name, place in _copied(lock, inventory).items():
         ignored = shutil.ignore_patterns("__pycache__", ".git")
-        shutil.copytree(inventory.repos[name], own / place, ignore=ignored)
+        shutil.copytree(inventory["repos"][name], own / place, ignore=ignored)
     spack.run("-e", own, "env", "view", "regenerate")
 
 
 def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
     """Package repositories that go into the release, all but Spack's own, and their places."""
     used = {str(spec["namespace"]) for spec in lock.specs.values()}
-    names = sorted((used & set(found.repos)) - {"builtin"})
+    names = sorted((used & found["repos"].keys()) - {"builtin"})
     return {name: Path("spack_repo", *name.split(".")) for name in names}
 
 
