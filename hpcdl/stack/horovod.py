@@ -117,9 +117,12 @@ def find_horovod(
     recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain | None
 ) -> Path | None:
     """The wheel, where these compilers have built it; of any where the machine has none."""
-    folder = f"{_name(recipe, python, mpi)}-{digest(str(tools)) if tools else '*'}"
-    wheels = sorted(cache("wheels").glob(f"{folder}/horovod-*.whl"))
-    return own_build(wheels[0]) if wheels else None
+    for wheel in sorted(cache("wheels").glob(f"{_name(recipe, python, mpi)}*/horovod-*.whl")):
+        by = wheel.with_name(COMPILERS)
+        whole = by.is_file() and ".partial-" not in wheel.parent.name  # of a build at work
+        if whole and (tools is None or by.read_text(encoding="utf-8").strip() == str(tools)):
+            return own_build(wheel)
+    return None
 
 
 def build_horovod(

@@ -181,6 +181,12 @@ def test_a_built_wheel_is_taken_by_those_who_have_its_compilers_or_none():
     python = Interpreter(Path("/usr/bin/python3"), "3.11.7")
     gcc, other = (Toolchain(Tool(Path("/usr/bin/g++"), version)) for version in ("12", "13"))
     made = wheel(horovod_folder(recipe(), python, MPI, gcc), "horovod", "0.28.1")
+    assert find_horovod(recipe(), python, MPI, None) is None, "not whole"
+    made.with_name("compilers.txt").write_text(f"{gcc}\n")
+    half = made.parent.with_name(f"{made.parent.name}.partial-1")
+    made.parent.rename(half)
+    assert find_horovod(recipe(), python, MPI, None) is None, "a build is at work, or was killed"
+    half.rename(made.parent)
     assert find_horovod(recipe(), python, MPI, gcc) == made
     assert find_horovod(recipe(), python, MPI, other) is None, "another compiler, another wheel"
     assert horovod_folder(recipe(), python, MPI, other) != made.parent
