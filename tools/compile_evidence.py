@@ -28,7 +28,7 @@ import yaml
 
 from hpcdl import facts
 from hpcdl.stack import horovod
-from hpcdl.stack.linked import read_device_code
+from hpcdl.stack.linked import is_machine, read_device_code
 from hpcdl.stack.recipe import running_interpreter
 from hpcdl.system.errors import HpcdlError, MissingPrerequisite
 from hpcdl.system.files import write_atomic
@@ -169,7 +169,7 @@ def _first_error(argv: Sequence[str]) -> str:
 def _wrong_code(setting: Setting, name: str) -> str:
     """Where the machine code is not that of the GPUs, what it is."""
     codes = read_device_code(setting.scratch / f"{name}.so")
-    have = {str(code) for code in codes if code.machine}
+    have = set(filter(is_machine, codes))
     wanted = {f"sm_{code}" for code in setting.codes}
     return "" if have == wanted else f"machine code: {', '.join(sorted(have)) or 'none'}"
 

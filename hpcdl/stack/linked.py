@@ -20,7 +20,6 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.stack.release import Release
 from hpcdl.stack.resolve_facts import same_generation, serves
+from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandResult
 
@@ -61,29 +61,14 @@ Run = Callable[[Sequence[str | Path]], CommandResult]
 """Runs a command in the environment of the module."""
 
 
-@dataclass(frozen=True, order=True)
-class DeviceCode:
-    """One piece of device code: `sm` is 60 for sm_60; `machine` is False for PTX.
-
-    `suffix` is `a` for code of one GPU alone (sm_90a), `f` for code of a family (sm_100f).
-    """
-
-    sm: int
-    machine: bool
-    suffix: str = ""
-
-    def __str__(self) -> str:
-        return f"{'sm' if self.machine else 'compute'}_{self.sm}{self.suffix}"
-
-
-def runs_on(codes: Sequence[DeviceCode], compute: str) -> str:
+def runs_on(codes: Sequence[str], compute: str) -> str:
     """Return whether code runs on a GPU of this compute capability, such as `6.0`.
 
     `machine`; `ptx`, which the driver must compile; `foreign`, where that is PTX of an older
     generation only: it may run, but the file is no proof of that; or `no`.
     """
-    ptx = [str(code) for code in codes if not code.machine]
-    if serves([str(code) for code in codes if code.machine], compute):
+    ptx = [code for code in codes if not is_machine(code)]
+    if serves(filter(is_machine, codes), compute):
         return "machine"
     if serves([code for code in ptx if same_generation(code, compute)], compute):
         return "ptx"
@@ -113,7 +98,7 @@ def _dynamic_tags(data: mmap.mmap) -> Iterator[tuple[int, int]]:
                 yield _TAG.unpack_from(data, place)[0], place
 
 
-def survey(*roots: Path) -> dict[Path, tuple[DeviceCode, ...]]:
+def survey(*roots: Path) -> dict[Path, tuple[str, ...]]:
     """The code of every shared object below the roots that has some, each file once.
 
     Links are followed, to directories too: Spack's view of a release has nothing else.
@@ -142,14 +127,19 @@ def _is_new(path: Path, seen: set[Path]) -> bool:
     return new
 
 
-def read_device_code(path: Path) -> tuple[DeviceCode, ...]:
+def is_machine(code: str) -> bool:
+    """Whether code such as `sm_60` or `sm_90a` is machine code; `compute_60` is PTX."""
+    return code.startswith("sm_")
+
+
+def read_device_code(path: Path) -> tuple[str, ...]:
     """The device code in a file, without doubles; none in what is no 64-bit ELF file."""
-    found: set[DeviceCode] = set()
+    found: set[str] = set()
     with _opened(path) as data, suppress(struct.error):  # cut off: what was found still counts
         if data is not None:
             for start, size in _fat_sections(data):
                 found |= set(_codes(data, start, start + size))
-    return tuple(sorted(found))
+    return tuple(sorted(found, key=sort_key))
 
 
 def _fat_sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
@@ -166,7 +156,7 @@ def _fat_sections(data: mmap.mmap) -> Iterator[tuple[int, int]]:
             yield section[4], section[5]
 
 
-def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
+def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[str]:
     """The entries of every container between two places."""
     place = start
     magic = struct.pack("<I", _MAGIC)
@@ -179,7 +169,7 @@ def _codes(data: mmap.mmap, start: int, end: int) -> Iterator[DeviceCode]:
             plain = _PLAIN_SIZE.unpack_from(data, entry + _PLAIN_SIZE_AT)[0] if compressed else 0
             if kind == _PTX or (kind == _MACHINE and (plain or length) >= _EMPTY):
                 suffix = next((text for bit, text in _SUFFIXES if flags & bit), "")
-                yield DeviceCode(sm, kind == _MACHINE, suffix)
+                yield f"{'sm' if kind == _MACHINE else 'compute'}_{sm}{suffix}"
             if own + length == 0:
                 break
             entry += own + length
@@ -247,8 +237,8 @@ def _objects(release: Release) -> list[Path]:
 def code_faults(release: Release) -> tuple[list[str], str]:
     """Return the fault of Horovod's machine code (it must be for its GPUs alone), else its kind."""
     folders = release.prefix.glob("lib/python3*/site-packages/horovod")
-    codes = {code for each in survey(*folders).values() for code in each if code.machine}
-    have = ", ".join(sorted(map(str, codes))) or "none"
+    codes = {code for each in survey(*folders).values() for code in each if is_machine(code)}
+    have = ", ".join(sorted(codes)) or "none"
     wanted = ", ".join(sorted(f"sm_{one.replace('.', '')}" for one in release.needs["compute"]))
     faults = [] if have == wanted else [f"it has {have}, and the release is for {wanted}"]
     return faults, f"{have}, as the release is for"

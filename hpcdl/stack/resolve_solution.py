@@ -142,23 +142,19 @@ def fix(name: str, version: str, origin: str, weight: int) -> Rule:
 
 
 @dataclass(frozen=True)
-class Limit:
-    """Why a component is not newer: `newer` is the version refused, `chain` the rules behind."""
-
-    newer: str
-    chain: tuple[Rule, ...]
-
-
-@dataclass(frozen=True)
 class Choice:
-    """One component's version, how sure it is, and what holds it back (None: nothing known)."""
+    """One component's version, how sure it is, and why none is newer.
+
+    `newer` is the version refused, empty where none is known; `chain` are the rules behind that.
+    """
 
     component: str
     title: str
     version: str
     proof: str
     source: str
-    limit: Limit | None
+    newer: str
+    chain: tuple[Rule, ...]
 
 
 @dataclass(frozen=True)
@@ -232,19 +228,21 @@ def _choices(setting: Setting, solver: Solver, values: Mapping[str, str]) -> tup
             book.components[name].title,
             values[name],
             *_proof(name, setting, values),
-            _limit(solver, values, name, names),
+            *_limit(solver, values, name, names),
         )
         for name in names
         if name != "driver" or not setting.driver
     )
 
 
-def _limit(solver: Solver, values: Mapping[str, str], name: str, names: list[str]) -> Limit | None:
+def _limit(
+    solver: Solver, values: Mapping[str, str], name: str, names: list[str]
+) -> tuple[str, tuple[Rule, ...]]:
     """Why the next newer version is refused: by itself, or beside what matters more."""
     domain = solver.problem.domains[name]
     place = domain.index(values[name])
     if place == 0:
-        return None
+        return "", ()
     newer = domain[place - 1]
     question = fix(name, newer, "question", -10)
     choices = [fix(other, values[other], "choice", -5) for other in names[: names.index(name)]]
@@ -256,7 +254,7 @@ def _limit(solver: Solver, values: Mapping[str, str], name: str, names: list[str
         filter(None, chains),
         key=lambda chain: sum(2 if rule.origin == "choice" else 3 for rule in chain),
     )
-    return Limit(newer, tuple(rule for rule in best if rule.origin != "question"))
+    return newer, tuple(rule for rule in best if rule.origin != "question")
 
 
 def _proof(name: str, setting: Setting, values: Mapping[str, str]) -> tuple[str, str]:
@@ -347,10 +345,10 @@ def _full(names: str, resolution: Resolution, sources: Sources) -> list[str]:
 def _why(choice: Choice, resolution: Resolution, sources: Sources) -> list[str]:
     """Return the reasons for a choice, a sentence each."""
     pinned = ["pinned"] if choice.component in dict(resolution.setting.pins) else []
-    if choice.limit is None:
+    if not choice.newer:
         return [*pinned, "the newest known"]
-    first, *rest = chain_lines(choice.limit.chain, resolution.gpu, sources)
-    return [*pinned, f"not {choice.limit.newer}: {first}", *rest]
+    first, *rest = chain_lines(choice.chain, resolution.gpu, sources)
+    return [*pinned, f"not {choice.newer}: {first}", *rest]
 
 
 def _wrapped(left: str, entries: Iterable[str]) -> list[str]:
@@ -384,9 +382,9 @@ def _data(resolution: Resolution) -> dict[str, Any]:
     gpu, rows = resolution.gpu, []
     for choice in resolution.choices:
         row = {name: getattr(choice, name) for name in ("component", "version", "proof", "source")}
-        if (limit := choice.limit) is not None:
-            rules = [_rule_data(one, gpu) for one in limit.chain if one.origin != "choice"]
-            row["limit"] = {"not": limit.newer, "because": rules}
+        if choice.newer:
+            rules = [_rule_data(one, gpu) for one in choice.chain if one.origin != "choice"]
+            row["limit"] = {"not": choice.newer, "because": rules}
         rows.append({"limit": None, **row})
     return {
         **{name: getattr(resolution, name) for name in fields},

@@ -375,7 +375,7 @@ def check_device_code(
             where = f"{label} ({gpu.compute})"
             verdicts = [(runs_on(codes, gpu.compute), path) for path, codes in objects.items()]
             faults += [
-                f"{where}: {path.name} has {', '.join(map(str, objects[path]))}"
+                f"{where}: {path.name} has {', '.join(objects[path])}"
                 for verdict, path in verdicts
                 if verdict == "no"
             ]

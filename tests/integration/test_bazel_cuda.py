@@ -238,4 +238,4 @@ def test_the_recipes_options_compile_a_kernel_for_its_gpu_without_internet(root,
     assert "CUDA_TOOLKIT_PATH" not in written
     assert "--experimental_repository_disable_download" in written
     (compiled,) = (where / "out").glob("**/*.o")
-    assert {str(code) for code in read_device_code(compiled)} == {f"sm_{sm}", f"compute_{sm}"}
+    assert set(read_device_code(compiled)) == {f"sm_{sm}", f"compute_{sm}"}
