@@ -397,26 +397,24 @@ def _list(args: argparse.Namespace) -> ExitCode:
 @command("hpcdl job report 4711", option("job", "JOB", "job id, or the job's directory"))
 def _report(args: argparse.Namespace) -> ExitCode:
     """Report a job's throughput, where each step's time went, and what to improve."""
-    from hpcdl.jobs.job_report import as_text, summarize
     from hpcdl.jobs.submission import require_this_cluster
-    from hpcdl.jobs.watch import look
+    from hpcdl.jobs.watch import as_text, look, report_of
     from hpcdl.results.records import RESULT
     from hpcdl.workflows.expectation import compare, kept
 
     submission = require_this_cluster(_found(the_site(args), args.job))
-    snapshot = look(submission)
-    report = summarize(
-        snapshot, RESULT.find(submission.folder), warned=(submission.folder / ".usr2").exists()
-    )
+    warned = (submission.folder / ".usr2").exists()
+    report = report_of(look(submission), RESULT.find(submission.folder), warned=warned)
     expected = kept(submission.folder)
-    comparison = compare(expected, report.images_per_second, report.ranks) if expected else None
+    reached = report["images_per_second"], report["ranks"]
+    comparison = compare(expected, *reached) if expected else None
     beside = f"\n  {comparison.description}" if comparison else ""
     data = {
-        **asdict(report),
+        **report,
         "expectation": expected and asdict(expected),
         "comparison": comparison and comparison._asdict(),
     }
-    return show(args, data, as_text(report) + beside, ok=report.ok)
+    return show(args, data, as_text(report) + beside, ok=report["ok"])
 
 
 @command(

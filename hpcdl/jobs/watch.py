@@ -1,7 +1,8 @@
-"""Follows a job: its state, why it waits, its progress and its result.
+"""Follows a job: its state, why it waits, its progress; and reports on it when it has ended.
 
 Works with and without accounting. The training program renews progress.json in the job's
-directory; a program that writes none is followed by its state alone.
+directory, and writes result.json: throughput, and where each step's time went. A program that
+writes none is followed, and reported, by its state alone.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.jobs.submission import Submission
-from hpcdl.results.records import PROGRESS
+from hpcdl.results.records import PROGRESS, at
 from hpcdl.slurm import client
 from hpcdl.slurm.parse import ACTIVE, JobRecord
 from hpcdl.system.errors import BadInput, Stopped
 from hpcdl.system.files import read_regular
 from hpcdl.system.signals import terminable
-from hpcdl.system.text import duration
+from hpcdl.system.text import duration, one_line, table
 from hpcdl.system.trust import user_of
 
 POLL_SECONDS = 1.0
@@ -32,6 +33,23 @@ _WHO = "by whom, only accounting (slurmdbd) and slurmctld's log say"
 _GONE = "without accounting (slurmdbd) it forgets jobs minutes after their end"
 _AWAY_SECONDS = 60.0
 """So long may slurmctld take to come back, as after a restart."""
+_NAMES = {
+    "input": "waiting for input",
+    "compute": "computing",
+    "communication": "communicating, not hidden",
+    "update": "updating weights",
+    "checkpoint": "writing checkpoints",
+    "other": "everything else",
+}
+_ADVICE = {
+    "input": "input-bound: {share} of each step waits for data; ask for more --cpus-per-task, for "
+    "fewer GPUs of each node, or for stage_data",
+    "communication": "communication-bound: {share} of each step waits for gradients; use larger "
+    "batches per GPU, fp16 compression, or fewer nodes",
+    "checkpoint": "{share} of the time is spent on checkpoints; write them less often",
+    "other": "{share} of each step is spent outside the model; look at the profile (--profile)",
+}
+_WORTH_ADVICE = 0.15
 
 
 @dataclass(frozen=True)
@@ -85,15 +103,22 @@ def follow(submission: Submission) -> Iterator[Snapshot]:
 
 
 def _follow_one(submission: Submission) -> Generator[Snapshot, None, Snapshot]:
-    unknown = inf  # since when; not while Slurm does not answer
+    unknown = away = inf  # since when; not unknown while Slurm does not answer
     while True:
-        record, now = _asked(submission.job_id), time.monotonic()
-        unknown = inf if record else min(unknown, now)
-        if record or now - unknown > _UNKNOWN_SECONDS:
-            snapshot = _snapshot(record, submission)
-            yield snapshot
-            if snapshot.ended:
-                return snapshot
+        now = time.monotonic()
+        try:
+            record = client.job(submission.job_id)
+        except client.SlurmAway:
+            away = min(away, now)
+            if now - away > _AWAY_SECONDS:
+                raise
+        else:
+            away, unknown = inf, inf if record else min(unknown, now)
+            if record or now - unknown > _UNKNOWN_SECONDS:
+                snapshot = _snapshot(record, submission)
+                yield snapshot
+                if snapshot.ended:
+                    return snapshot
         time.sleep(POLL_SECONDS)
 
 
@@ -110,18 +135,6 @@ def look(submission: Submission, records: Mapping[int, JobRecord] | None = None)
     waits = [one for one in chain if not one.ended]
     ran = [one for one in chain if one.nodes]
     return [*runs[:1], *finished[-1:], *waits[:1], *ran[-1:], *chain][0]
-
-
-def _asked(job_id: int) -> JobRecord | None:
-    """Return Slurm's record of a job; waits while the controller restarts."""
-    end = time.monotonic() + _AWAY_SECONDS
-    while True:
-        try:
-            return client.job(job_id)
-        except client.SlurmAway:
-            if time.monotonic() > end:
-                raise
-            time.sleep(POLL_SECONDS)
 
 
 def as_line(snapshot: Snapshot) -> str:
@@ -195,3 +208,65 @@ def exit_code(path: Path) -> int | None:
     except (BadInput, ValueError):
         return None
     return int(text) if re.fullmatch("[0-9]{1,3}", text) else None
+
+
+# ---- after a job ----
+
+
+def report_of(
+    snapshot: Snapshot, result: Mapping[str, Any] | None, *, warned: bool = False
+) -> dict[str, Any]:
+    """What a job did, from its last state and its result.json.
+
+    `shares` are parts of a step's time, 0 to 1; rates in images/s. `warned`: its ranks got USR2
+    before the time limit.
+    """
+    summary = at(result, "summary") or {}
+    phases = summary.get("phases") or {}
+    shares = {one_line(name): part for name, part in phases.items() if part is not None}
+    low, high = (summary.get(f"images_per_second_{part}") for part in ("p05", "p95"))
+    seconds = at(result, "samples", "seconds") or ()
+    failed = snapshot.ended and not snapshot.ok
+    log = f"`hpcdl job log {snapshot.job_id}` shows what it wrote"
+    return {
+        **{key: getattr(snapshot, key) for key in ("job_id", "description", "ok", "restarts")},
+        "images_per_second": summary.get("images_per_second"),
+        "spread": (low, high) if low is not None and high is not None else None,
+        "shares": shares,
+        "ranks": at(result, "layout", "ranks"),
+        "seconds": sum(seconds) if seconds and None not in seconds else None,
+        "advice": log if failed else advise(shares),
+        "loss": summary.get("loss"),
+        "metrics": {one_line(name): one for name, one in (summary.get("metrics") or {}).items()},
+        "warned": warned,
+    }
+
+
+def advise(shares: Mapping[str, float]) -> str:
+    """Return one line about the largest share that is not computing; '' if all shares are small."""
+    losses = [(part, name) for name, part in shares.items() if name in _ADVICE]
+    part, worst = max(losses, key=lambda one: one[0], default=(0.0, ""))
+    return _ADVICE[worst].format(share=f"{part:.0%}") if part >= _WORTH_ADVICE else ""
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """A report as text."""
+    times = "once" if report["restarts"] == 1 else f"{report['restarts']} times"
+    again = f", requeued {times}" if report["restarts"] else ""
+    rate, spread, ranks = (report[key] for key in ("images_per_second", "spread", "ranks"))
+    lines = [f"job {report['job_id']}: {report['description']}{again}"]
+    if rate is not None:
+        between = f" ({spread[0]:,.0f} to {spread[1]:,.0f})" if spread else ""
+        per_rank = f", {ranks} ranks" if ranks else ""
+        lines.append(f"{rate:,.1f} images/s{between}{per_rank}")
+    if report["seconds"] is not None:
+        lines.append(f"{duration(report['seconds'])} of training")
+    if report["warned"]:
+        lines.append("the time limit was near: the ranks got USR2 (--signal-before says when)")
+    scores = [("loss", report["loss"]), *report["metrics"].items()]
+    reached = [f"{name} {score:.4g}" for name, score in scores if score is not None]
+    lines += [", ".join(reached)] if reached else []
+    shares = [(name, part) for name, part in report["shares"].items() if part >= 0.0005]
+    rows = [(_NAMES.get(name, name), f"{part:6.1%}") for name, part in shares]
+    lines += [*table(rows).splitlines(), *filter(None, [report["advice"]])]
+    return "\n  ".join(lines)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import jsonschema
@@ -15,9 +14,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpcdl.jobs.job_report import as_text, summarize
 from hpcdl.jobs.submission import find
-from hpcdl.jobs.watch import Snapshot, as_line
+from hpcdl.jobs.watch import Snapshot, as_line, as_text, report_of
 from hpcdl.regress.result import read_result
 from hpcdl.results.faults import FaultKind
 from hpcdl.results.records import DATASET, EXPECTATION, JOB, PROGRESS, RESULT, VERDICTS, at, outcome
@@ -128,9 +126,9 @@ def test_after_many_faults_nothing_counts_as_sound_that_is_not():
 
 @given(RESULTS)
 def test_no_result_json_makes_a_report_fail(result):
-    report = summarize(DONE, RESULT.of(result).values)
+    report = report_of(DONE, RESULT.of(result).values)
     assert "\x1b" not in as_text(report)
-    json.dumps(asdict(report), allow_nan=False)
+    json.dumps(report, allow_nan=False)
 
 
 @example({"step": 3, "steps": 5, "loss": 0.5, "seconds_left": 9.0})

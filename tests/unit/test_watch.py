@@ -8,9 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl.jobs import watch
-from hpcdl.jobs.job_report import advise, as_text, summarize
 from hpcdl.jobs.submission import Submission
-from hpcdl.jobs.watch import Snapshot, describe
+from hpcdl.jobs.watch import Snapshot, advise, as_text, describe, report_of
 from hpcdl.slurm import client
 from hpcdl.system.errors import Stopped
 from tests.unit import slurm_output as said
@@ -137,8 +136,8 @@ RESULT = {
 
 
 def test_an_input_bound_job_gets_the_advice_to_ask_for_more_cpus():
-    report = summarize(DONE, RESULT)
-    assert report.advice.startswith("input-bound: 41% of each step waits for data; ask for more")
+    report = report_of(DONE, RESULT)
+    assert report["advice"].startswith("input-bound: 41% of each step waits for data; ask for more")
     text = as_text(report)
     assert "1,234.5 images/s (1,200 to 1,250), 4 ranks" in text
     assert ", requeued once" in text
@@ -150,20 +149,20 @@ def test_communication_is_named_when_it_is_the_worst_and_a_job_that_computes_get
 
 
 def test_a_job_without_a_result_is_reported_by_its_state():
-    report = summarize(DONE, None)
-    assert report.images_per_second is None
+    report = report_of(DONE, None)
+    assert report["images_per_second"] is None
     assert as_text(report) == "job 7: it is done, requeued once"
 
 
 def test_of_a_job_that_failed_its_log_is_named():
     failed = replace(DONE, state="FAILED", exit_code=1)
-    assert "`hpcdl job log 7`" in as_text(summarize(failed, RESULT))
-    assert "job log" not in as_text(summarize(replace(failed, state="RUNNING"), None))
+    assert "`hpcdl job log 7`" in as_text(report_of(failed, RESULT))
+    assert "job log" not in as_text(report_of(replace(failed, state="RUNNING"), None))
 
 
 def test_loss_and_scores_are_said():
     result = {**RESULT, "summary": {"loss": 0.01, "metrics": {"accuracy": 0.9512}}}
-    assert "  loss 0.01, accuracy 0.9512" in as_text(summarize(DONE, result))
+    assert "  loss 0.01, accuracy 0.9512" in as_text(report_of(DONE, result))
 
 
 @pytest.mark.parametrize("said", ["139: its program crashed (SIGSEGV)", "3", "7"])
