@@ -27,7 +27,7 @@ def binding_faults(probes, layout, release, *, bound):
         gpus_per_node=layout["gpus_per_node"],
         release=release or "",
     )
-    sentences = [problem.sentence for problem in judge(probes, expected)]
+    sentences = [*judge(probes, expected).values()]
     sentences += [
         f"rank {probe.rank} on {probe.host} may run on {probe.affinity} CPUs, "
         f"not on the {cpus} it was promised"

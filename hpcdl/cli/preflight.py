@@ -47,9 +47,12 @@ _OF_OLDER_SCRIPTS = (
 )
 def _probe(args: argparse.Namespace) -> ExitCode:
     """Probe the environment of one rank; print one line of JSON."""
-    from hpcdl.jobs.preflight import as_json_line, probe
+    import json
+    from dataclasses import asdict
 
-    print(as_json_line(probe(args.scratch, args.data)), flush=True)
+    from hpcdl.jobs.preflight import probe
+
+    print(json.dumps(asdict(probe(args.scratch, args.data))), flush=True)
     return ExitCode.OK
 
 
@@ -116,13 +119,14 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
     expected = _expected(args, any(one.driver is None for one in probes))
     problems = judge(probes, expected)
     if args.json:
-        print_json({"ranks": [*map(asdict, probes)], "problems": [*map(asdict, problems)]})
+        told = [{"code": code, "sentence": sentence} for code, sentence in problems.items()]
+        print_json({"ranks": [*map(asdict, probes)], "problems": told})
     else:
         print(as_table(probes))
         print("".join(f"note: {line}\n" for line in notes(probes, expected)), end="")
-    for problem in problems:
-        print(f"preflight: {problem.sentence} (exit code {problem.code})", file=sys.stderr)
-    return problems[0].code if problems else ExitCode.OK
+    for code, sentence in problems.items():
+        print(f"preflight: {sentence} (exit code {code})", file=sys.stderr)
+    return next(iter(problems), ExitCode.OK)
 
 
 GROUP = Group("preflight", (_judge, _probe))

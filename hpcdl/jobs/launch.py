@@ -76,6 +76,7 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
         reason += f"; {steps(site.slurm, 'by_socket')[0]['reason']}"
     ranks = layout.nodes * workers
     waits = (ranks > 1 or bool(row.per_rank)) and not row.apart
+    number = "OMPI_COMM_WORLD_RANK" if row.mpirun else "RANK" if row.agent else "SLURM_PROCID"
     # `hpcdl train` finds its ranks by Horovod.
     asks = not is_train(spec.program) and not row.apart
     sizes = {"nodes": layout.nodes, "workers": workers, "ranks": ranks}
@@ -86,7 +87,7 @@ def rank_values(site: Site, spec: JobSpec, partition: Partition, layout: Layout)
         "per_rank": row.per_rank.format(**sizes),
         "ports": PORTS,
         # Where ranks end together: the variable with the number of each; None where none waits.
-        "rank_name": row.rank if waits else None,
+        "rank_name": number if waits else None,
         "workers": workers,
         "threads": threads,
         "network": [(name, interface) for name in named if interface],

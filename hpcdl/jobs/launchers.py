@@ -15,10 +15,10 @@ class Launcher(NamedTuple):
     `gpu_each`: each rank needs a GPU where the partition has GPUs. `one_process`: it is not for
     several nodes. `agent` is the command that each node's one task runs, in a shell that has
     {nodes} and {workers} filled in; it starts the workers. `apart`: the ranks know nothing of each
-    other, and one that fails ends no other. `rank` is the variable with a rank's number. `meets`:
-    the program asks where ranks meet, also where it is alone. `openmp`: OMP_NUM_THREADS is set.
-    `exports` are further variables of the script: name, value and reason; `per_rank` are those that
-    each rank's own shell works out. `server`: it opens a server that asks for no password.
+    other, and one that fails ends no other. `meets`: the program asks where ranks meet, also where
+    it is alone. `openmp`: OMP_NUM_THREADS is set. `exports` is a further variable of the script;
+    `per_rank` are those that each rank's own shell works out. `server`: it opens a server that asks
+    for no password.
     """
 
     name: str
@@ -29,23 +29,16 @@ class Launcher(NamedTuple):
     one_process: bool = False
     agent: str = ""
     apart: bool = False
-    rank: str = "SLURM_PROCID"
     meets: bool = False
     openmp: bool = False
-    exports: tuple[tuple[str, str, str], ...] = ()
+    exports: str = ""
     per_rank: str = ""
     server: bool = False
 
 
 _ROWS = (
     Launcher("horovod", "srun and PMIx", mpi=True),
-    Launcher(
-        "horovod-mpirun",
-        "Open MPI's mpirun inside the allocation",
-        mpi=True,
-        mpirun=True,
-        rank="OMPI_COMM_WORLD_RANK",
-    ),
+    Launcher("horovod-mpirun", "Open MPI's mpirun inside the allocation", mpi=True, mpirun=True),
     Launcher(
         "mpi",
         "srun and the site's MPI plug-in, for any MPI program",
@@ -60,7 +53,6 @@ _ROWS = (
         mpirun=True,
         gpu_each=False,
         openmp=True,
-        rank="OMPI_COMM_WORLD_RANK",
     ),
     Launcher(
         "torch",
@@ -76,7 +68,6 @@ _ROWS = (
         # The static rendezvous unpickles nothing that strangers may send.
         agent='torchrun --nnodes={nodes} --nproc_per_node={workers} --node_rank="$SLURM_NODEID" '
         '--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" --no_python',
-        rank="RANK",
         meets=True,
         openmp=True,
     ),
@@ -84,14 +75,7 @@ _ROWS = (
         "jax",
         "srun, with the coordinator's address for `jax.distributed.initialize()`",
         meets=True,
-        exports=(
-            (
-                "JAX_COORDINATOR_ADDRESS",
-                "$MASTER_ADDR:$MASTER_PORT",
-                "jax.distributed.initialize() takes the rest from Slurm; its own port would be "
-                "that of the job id",
-            ),
-        ),
+        exports="JAX_COORDINATOR_ADDRESS=$MASTER_ADDR:$MASTER_PORT",
     ),
     Launcher("multiworker", "srun, with TF_CONFIG for tf.distribute", server=True),
     Launcher("plain", "srun, for independent processes", gpu_each=False, apart=True, openmp=True),

@@ -13,10 +13,9 @@ import re
 import shutil
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpcdl.system import nvidia
@@ -69,14 +68,6 @@ class Probe:
         return self.gpus[self.local_rank % len(self.gpus)] if self.gpus else None
 
 
-@dataclass(frozen=True)
-class PreflightProblem:
-    """One thing wrong: its exit code and a sentence."""
-
-    code: int
-    sentence: str
-
-
 def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None = None) -> Probe:
     """Look around as one rank of a step."""
     env = os.environ if environ is None else environ
@@ -101,39 +92,17 @@ def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None =
     )
 
 
-def judge(probes: Sequence[Probe], expected: ExpectedAllocation) -> tuple[PreflightProblem, ...]:
-    """Everything that is not as expected, in the order of the exit codes. Pure."""
-    e = expected
-    sentences_by_code: dict[int, Iterable[str]] = {
-        20: (
-            f"{_who(p)} has {f'release {p.release}' if p.release else 'no release'} loaded, not "
-            f"{e.release}"
-            for p in probes
-            if e.release and p.release != e.release
-        ),
-        21: _world(probes, e),
-        22: _gpus(probes, e) if e.gpus_per_node else (),
-        23: (
-            f"{_who(p)} has {p.cpus} CPUs, not {e.cpus_per_task}"
-            for p in probes
-            if p.cpus < e.cpus_per_task
-        ),
-        25: (
-            f"{p.host} has not enough space in {e.scratch}"
-            for p in probes
-            if e.scratch and not p.scratch_free_mb
-        ),
-        26: (
-            f"{p.host} does not see the data set {e.data}" for p in probes if e.data and not p.data
-        ),
-        28: _driver(probes, e) if e.gpus_per_node else (),
-    }
-    # One problem of a kind, however many ranks have it.
-    return tuple(
-        PreflightProblem(code, sentence)
-        for code, sentences in sentences_by_code.items()
-        for sentence in islice(sentences, 1)
-    )
+def judge(probes: Sequence[Probe], expected: ExpectedAllocation) -> dict[int, str]:
+    """What is not as expected: a sentence for each exit code, the lowest code first. Pure."""
+    problems: dict[int, str] = {}
+    faulty = any(p.gpu_faults for p in probes)
+    of_ranks = (problem for p in probes for problem in _of_rank(p, expected, faulty=faulty))
+    for code, sentence in (*_world(probes, expected), *of_ranks):
+        problems.setdefault(code, sentence)  # one of a kind, however many ranks have it
+    if expected.gpus_per_node and not faulty:
+        for sentence in _gpus_of_nodes(probes, expected):
+            problems.setdefault(22, sentence)
+    return dict(sorted(problems.items()))
 
 
 def read_probes(text: str) -> tuple[Probe, ...]:
@@ -146,11 +115,6 @@ def read_probes(text: str) -> tuple[Probe, ...]:
             lists = {key: tuple(values.get(key, ())) for key in ("gpus", "gpu_faults")}
             probes.append(Probe(**values | lists))
     return tuple(sorted(probes, key=lambda probe: probe.rank))
-
-
-def as_json_line(found: Probe) -> str:
-    """A probe as the line that `read_probes` reads."""
-    return json.dumps(asdict(found))
 
 
 def as_table(probes: Sequence[Probe]) -> str:
@@ -174,26 +138,46 @@ def notes(probes: Sequence[Probe], expected: ExpectedAllocation) -> tuple[str, .
     return tuple(lines)
 
 
-def _world(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
+def _world(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[tuple[int, str]]:
     ranks = [p.rank for p in probes]
     missing = sorted(set(range(expected.world)) - set(ranks))
     if missing:
         some = ", ".join(map(str, missing[:8]))
-        yield f"{len(missing)} of {expected.world} ranks did not answer: {some}"
+        yield 21, f"{len(missing)} of {expected.world} ranks did not answer: {some}"
     elif len(ranks) != len(set(ranks)) or any(p.world != expected.world for p in probes):
         worlds = sorted({p.world for p in probes})
-        yield f"ranks see a world of {worlds} ranks, not {expected.world}"
+        yield 21, f"ranks see a world of {worlds} ranks, not {expected.world}"
 
 
-def _gpus(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
-    """Yield what is wrong with the number of GPUs; a driver's fault is code 28 instead."""
-    if any(p.gpu_faults for p in probes):
+def _of_rank(p: Probe, e: ExpectedAllocation, *, faulty: bool) -> Iterator[tuple[int, str]]:
+    """Yield codes and sentences for what one rank has; `faulty`: a driver complains of its GPUs."""
+    who = f"rank {p.rank} on {p.host}"
+    if e.release and p.release != e.release:
+        loaded = f"release {p.release}" if p.release else "no release"
+        yield 20, f"{who} has {loaded} loaded, not {e.release}"
+    if p.cpus < e.cpus_per_task:
+        yield 23, f"{who} has {p.cpus} CPUs, not {e.cpus_per_task}"
+    if e.scratch and not p.scratch_free_mb:
+        yield 25, f"{p.host} has not enough space in {e.scratch}"
+    if e.data and not p.data:
+        yield 26, f"{p.host} does not see the data set {e.data}"
+    if not e.gpus_per_node:
         return
-    for p in probes:
-        if expected.real_gpus and p.driver is None:
-            yield f"{_who(p)} finds no nvidia-smi, but the site file says that its node has GPUs"
-        if p.gpu is None:
-            yield f"{_who(p)} sees no GPU"
+    if p.gpu_faults:
+        yield 28, f"{who}: {p.gpu_faults[0]}"
+    if p.driver and _numbers(p.driver) < _numbers(e.driver):
+        yield (
+            28,
+            f"{p.host} has NVIDIA driver {p.driver}, but the release needs {e.driver} or newer",
+        )
+    if e.real_gpus and p.driver is None and not faulty:
+        yield 22, f"{who} finds no nvidia-smi, but the site file says that its node has GPUs"
+    if p.gpu is None and not faulty:
+        yield 22, f"{who} sees no GPU"
+
+
+def _gpus_of_nodes(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
+    """Yield where ranks share a GPU, and which nodes show too few."""
     owners: dict[tuple[str, str | None], list[int]] = defaultdict(list)
     shown: dict[str, set[str]] = defaultdict(set)
     for p in probes:
@@ -205,18 +189,6 @@ def _gpus(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str
     for host, gpus in shown.items():
         if len(gpus) < expected.gpus_per_node:
             yield f"{host} shows the job {len(gpus)} of {expected.gpus_per_node} GPUs"
-
-
-def _driver(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
-    """Yield the driver's complaints about its GPUs, and a driver that is too old."""
-    yield from (f"{_who(p)}: {p.gpu_faults[0]}" for p in probes if p.gpu_faults)
-    least = _numbers(expected.driver)
-    for p in probes:
-        if p.driver and _numbers(p.driver) < least:
-            yield (
-                f"{p.host} has NVIDIA driver {p.driver}, but the release needs {expected.driver} "
-                "or newer"
-            )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -232,10 +204,6 @@ def needed_driver(environ: Mapping[str, str]) -> str:
         return str((needs.get("driver") or {}).get("from", ""))
     except (OSError, ValueError, AttributeError):
         return ""
-
-
-def _who(found: Probe) -> str:
-    return f"rank {found.rank} on {found.host}"
 
 
 def _free_mb(path: str) -> int | None:
