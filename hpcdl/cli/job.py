@@ -165,26 +165,25 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
     site = request.asked_site(args)
     spec = request.spec_of(args, site)
     folder = sweep.sweep_directory(site, spec.name)
+    if args.status:
+        if kept := sweep.run_statuses(folder, None):
+            return _show_sweep(kept, folder, args)
+        hint = "the same command without --status submits it"
+        raise BadInput(f"there is no sweep '{spec.name}' yet", hint=hint)
     matrix = matrix_of([request.pair("--over", text, "KEY=A,B") for text in args.over])
     exclude = [
         dict(request.pair("--exclude", pair.strip(), "KEY=A,KEY=B") for pair in text.split(","))
         for text in args.exclude
     ]
-    if args.status and not matrix and (kept := sweep.run_statuses(folder, None)):
-        return _show_sweep(kept, folder, args)
-    if not args.status:  # what was submitted so is shown
-        check_keys(spec, matrix, request.train_options(spec.program))
+    check_keys(spec, matrix, request.train_options(spec.program))
     points = plan(site, spec, matrix, exclude)
-    asked = request_of(spec)
-    if not args.status and all(point.problem for point in points):
-        reasons = dict.fromkeys(point.problem for point in points)
+    if all(reasons := [point.problem for point in points]):
         raise BadInput(
             "no point of the sweep can run",
-            details=[*reasons][:_SHOWN],
+            details=[*dict.fromkeys(reasons)][:_SHOWN],
             hint="correct --over or the job",
         )
-    if args.status:
-        return _show_sweep(sweep.run_statuses(folder, points, request=asked), folder, args)
+    asked = request_of(spec)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)
     modules = modules_of_job(site, spec, tuple(places), published=True)
     for point in samples(points)[:_CHECKED]:

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 
-from hpcdl.system.errors import BadInput
-from hpcdl.system.files import read_regular, write_atomic
 from hpcdl.system.text import bash_word
 
 NAME = "environment"
@@ -36,26 +33,3 @@ def as_shell(values: Mapping[str, str]) -> bytes:
     """Return the file's content: shell assignments."""
     lines = (f"export {name}={bash_word(value)}\n" for name, value in values.items())
     return "".join(lines).encode(errors="surrogateescape")
-
-
-def keep(path: Path, values: Mapping[str, str]) -> None:
-    """Write the values to a job's or an array's file; nothing where there are none."""
-    if values:
-        write_atomic(path, as_shell(values), mode=0o600)
-
-
-def check_same(folder: Path, values: Mapping[str, str]) -> None:
-    """Raise BadInput for values other than of a sweep's earlier arrays; secrets may change."""
-    earlier = sorted(folder.glob(f"*.{NAME}"))[:1]
-    before = [read_regular(file, kind="file of a job's variables") for file in earlier]
-    lines = set(b"".join(before).splitlines())
-    other = sorted(
-        name
-        for name, value in values.items()
-        if not looks_secret(name) and as_shell({name: value}).strip() not in lines
-    )
-    if earlier and other:
-        raise BadInput(
-            f"'{folder.name}' was begun with other values of {', '.join(other)}",
-            hint=f"give this one another --name, or take {folder} away to start over",
-        )

@@ -102,7 +102,7 @@ def arrays(site: Site, most: int | None = None) -> Iterator[Array]:
 def _arrays_of(folder: Path, changed: float) -> Iterator[Array]:
     manifest = read_manifest(folder)
     shared: dict[str, list[RunStatus]] = {}
-    for row in located(of_this_cluster(manifest.rows)):
+    for row in located(of_this_cluster(manifest.rows.values())):
         if row.token:
             shared.setdefault(row.token, []).append(row)
     asked_for = (manifest.request or {}).get("partition") or ""

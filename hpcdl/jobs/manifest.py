@@ -52,25 +52,23 @@ class RunStatus(NamedTuple):
         return None if self.job_id is None else logs / f"{self.job_id}_{self.task or 0}.log"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Manifest:
-    """The content of sweep.json; `request` is None if it was not kept."""
+    """The content of a sweep's sweep.json: the points by id; `request` is None if it was not kept.
 
-    rows: tuple[RunStatus, ...] = ()
+    Its owner alone reads it: the request has the values of variables.
+    """
+
+    folder: Path
+    rows: dict[str, RunStatus]
     request: Common | None = None
 
-
-def check_same_jobs(folder: Path, manifest: Manifest, request: Common | None) -> None:
-    """Raise BadInput if the directory holds results of other jobs."""
-    was, now = manifest.request, request
-    if was is None or now is None or was == now:
-        return
-    keys = [key for key in dict.fromkeys((*was, *now)) if was.get(key) != now.get(key)]
-    raise BadInput(
-        f"the sweep '{folder.name}' was begun with other jobs",
-        details=[f"{key}: {_shown(was.get(key))}, now {_shown(now.get(key))}" for key in keys],
-        hint=f"give this one another --name, or take {folder} away to start over",
-    )
+    def write(self) -> None:
+        """Write it as a whole."""
+        request = {} if self.request is None else {"request": dict(self.request)}
+        points = [row._asdict() for row in self.rows.values()]
+        content = {"schema": _SCHEMA, **request, "points": points}
+        write_json(self.folder / "sweep.json", content, mode=0o600)
 
 
 def _shown(value: object) -> str:
@@ -78,21 +76,33 @@ def _shown(value: object) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a sweep, empty where there is none; BadInput for an unreadable one."""
-    path = folder / "sweep.json"
+def read_manifest(folder: Path, request: Common | None = None) -> Manifest:
+    """The manifest of a sweep, empty where there is none.
+
+    Raises BadInput: it cannot be read, or is of another `request`, so that the directory holds
+    results of other jobs.
+    """
+    path, document = folder / "sweep.json", dict[str, Any]()
     try:
-        if not path.exists():
-            return Manifest()
-        document = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
-        if document["schema"] != _SCHEMA:
-            raise ValueError("another version")
-        rows = tuple(map(_row, document["points"]))
+        if path.exists():
+            document = json.loads(read_regular(path, _MOST_BYTES, "sweep.json"))
+            if document["schema"] != _SCHEMA:
+                raise ValueError("another version")
+        rows = {row.id: row for row in map(_row, document.get("points", ()))}
     except (BadInput, OSError, ValueError, TypeError, LookupError, RecursionError) as fault:
         hint = f"take {folder} away to start over"
         raise BadInput(f"{path} is no manifest of version {_SCHEMA}", hint=hint) from fault
-    request = document.get("request")
-    return Manifest(rows, request if isinstance(request, dict) else None)
+    was = document.get("request") if isinstance(document.get("request"), dict) else None
+    if was is not None and request is not None and was != request:
+        keys = [key for key in dict.fromkeys((*was, *request)) if was.get(key) != request.get(key)]
+        raise BadInput(
+            f"the sweep '{folder.name}' was begun with other jobs",
+            details=[
+                f"{key}: {_shown(was.get(key))}, now {_shown(request.get(key))}" for key in keys
+            ],
+            hint=f"give this one another --name, or take {folder} away to start over",
+        )
+    return Manifest(folder, rows, request or was)
 
 
 def _row(entry: Any) -> RunStatus:
@@ -118,10 +128,3 @@ def located(rows: Iterable[RunStatus], since: float | None = None) -> tuple[RunS
     return tuple(
         row._replace(job_id=known.get(str(row.token))) if row.unconfirmed else row for row in rows
     )
-
-
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest as a whole."""
-    request = {} if manifest.request is None else {"request": dict(manifest.request)}
-    points = [row._asdict() for row in manifest.rows]
-    write_json(folder / "sweep.json", {"schema": _SCHEMA, **request, "points": points})

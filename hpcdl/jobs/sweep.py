@@ -17,22 +17,16 @@ from argparse import Namespace
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from hpcdl.jobs import environment
+from hpcdl.jobs.environment import looks_secret
 from hpcdl.jobs.launch import step_command
-from hpcdl.jobs.manifest import (
-    Common,
-    Manifest,
-    RunStatus,
-    check_same_jobs,
-    located,
-    of_this_cluster,
-    read_manifest,
-    write_manifest,
-)
+from hpcdl.jobs.manifest import Common, Manifest, RunStatus, located, of_this_cluster, read_manifest
 from hpcdl.jobs.script import ArrayOf, JobScript, check_request, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.jobs.watch import exit_code
@@ -41,7 +35,7 @@ from hpcdl.slurm import client, once
 from hpcdl.slurm.once import Unconfirmed, embedded_cluster, revoke
 from hpcdl.slurm.parse import JobRecord
 from hpcdl.system import files
-from hpcdl.system.declare import changed, check, entries, meaning, shape, typed
+from hpcdl.system.declare import changed, entries, meaning, shape, typed
 from hpcdl.system.errors import BadInput
 from hpcdl.system.signals import undivided
 from hpcdl.system.text import bash_words, did_you_mean, nearest
@@ -94,16 +88,13 @@ def plan(
 ) -> tuple[SweepPoint, ...]:
     """All points of a matrix that are not excluded; BadInput for what makes no sweep."""
     check_matrix(matrix, exclude)
-    # Few of the points differ in their jobs.
-    asked: dict[tuple[tuple[str, str], ...], tuple[JobSpec, str]] = {}
+    asked = cache(partial(_asked, site, base))  # few of the points differ in their jobs
     points = []
     for choice in product(*matrix.values()):
         values = dict(zip(matrix, choice, strict=True))
         if not any(pattern.items() <= values.items() for pattern in exclude):
             own = tuple((key, text) for key, text in values.items() if key in JOB_KEYS)
-            if own not in asked:
-                asked[own] = _asked(site, base, own)
-            spec, problem = asked[own]
+            spec, problem = asked(own)
             spec = replace(spec, program=_program_of(base, values))
             points.append(SweepPoint(point_id(values), values, spec, problem))
     if not points:
@@ -149,22 +140,6 @@ def groups(points: Sequence[SweepPoint], tasks: int = TASKS_PER_ARRAY) -> tuple[
         for members in shared.values()
         for start in range(0, len(members), tasks)
     )
-
-
-def render(
-    site: Site, group: SweepArray, module: Module, arguments: Path, running: int | None
-) -> tuple[JobScript, str]:
-    """The script of a group, and what its file of arguments holds: quoted ones, a line per task.
-
-    The first argument of a line is the point's directory, the rest its program.
-    """
-    folder = arguments.parent
-    lines = [
-        bash_words((str(point_folder(folder, point)), *step_command(point.spec.program)))
-        for point in group
-    ]
-    array = ArrayOf(len(group), arguments, folder / "logs", running)
-    return render_script(site, group[0].spec, module, array), "\n".join(lines) + "\n"
 
 
 def shares(count: int, running: int | None) -> tuple[int | None, ...]:
@@ -268,13 +243,14 @@ def _marks(program: Sequence[str]) -> set[str]:
 def request_of(base: JobSpec) -> Common:
     """Return what all points of a sweep share and their results depend on, as JSON values.
 
-    A release that is published meanwhile is no reason to run everything again.
+    A release that is published meanwhile, or a new secret, is no reason to run everything again.
     """
     free = {entry.name for entry in entries(JobSpec) if entry.free}
     shared = {
         field.name: getattr(base, field.name) for field in fields(base) if field.name not in free
     }
-    shared |= {"environment": sorted(base.environment)}
+    values = base.environment.items()
+    shared["environment"] = {key: "" if looks_secret(key) else text for key, text in values}
     # As a manifest gives it back, which is what it is compared with: paths and tuples are none.
     request: Common = json.loads(json.dumps({k: v for k, v in shared.items() if v}, default=str))
     return request
@@ -284,8 +260,7 @@ def request_of(base: JobSpec) -> Common:
 
 
 def sweep_directory(site: Site, name: str) -> Path:
-    """Return the directory of a sweep of this name; BadInput for an invalid name."""
-    check(JobSpec(site.default_partition, name=name))
+    """Return the directory of a sweep of this name."""
     return site.paths.work / "sweeps" / name
 
 
@@ -303,14 +278,13 @@ def run_statuses(
 
     Raises BadInput: the manifest is of another format, or of another `request`.
     """
-    manifest = read_manifest(folder)
-    check_same_jobs(folder, manifest, request)
+    manifest = read_manifest(folder, request)
     if not ask:
-        return _run_statuses(folder, points, manifest, {})
+        return _run_statuses(points, manifest, {})
     if folder.is_dir():
         require_own(folder)  # what it says of jobs may cancel one
-    manifest = replace(manifest, rows=located(manifest.rows))
-    return _run_statuses(folder, points, manifest, _active_arrays(manifest))
+    manifest.rows = {row.id: row for row in located(manifest.rows.values())}
+    return _run_statuses(points, manifest, _active_arrays(manifest))
 
 
 def submit(
@@ -337,32 +311,26 @@ def submit(
     """
     with files.locked(folder / ".lock"):
         require_own(folder)
-        manifest = read_manifest(folder)
-        check_same_jobs(folder, manifest, request)
-        if request and points:
-            environment.check_same(folder, points[0].spec.environment)
-        manifest = replace(_settled(folder, manifest), request=request or manifest.request)
+        manifest = read_manifest(folder, request)
+        _settle(manifest)
         files.clear_leftovers(folder / "sweep.json")
         active = _active_arrays(manifest)
-        status = {run.id: run for run in _run_statuses(folder, points, manifest, active)}
-        wanted, prepared, full = wanted_points(points, [*status.values()], retry), [], ""
-        if wanted:
+        known = {row.job_id for row in of_this_cluster(manifest.rows.values())}
+        statuses, full = _run_statuses(points, manifest, active), ""
+        manifest.rows |= {run.id: run for run in statuses}
+        if wanted := wanted_points(points, statuses, retry):
             limits = client.submit_limits()
             full, tasks = limits.setting, min(TASKS_PER_ARRAY, limits.array_tasks)
             prepared = _prepare(site, folder, wanted[: limits.jobs], modules, running, tasks)
-        known = {row.job_id for row in of_this_cluster(manifest.rows)}
-        before = {job for job in active if running and job in known}
-        full = _queue_all(folder, manifest, status, prepared, running, before) or full
-        _write(folder, manifest, status)
-    return tuple(
-        run._replace(waits_for=full) if run.state == MISSING else run for run in status.values()
-    )
+            before = {job for job in active if running and job in known}
+            full = _queue_all(manifest, prepared, running, before) or full
+        manifest.write()
+    now = [manifest.rows[point.id] for point in points]
+    return tuple(run._replace(waits_for=full) if run.state == MISSING else run for run in now)
 
 
 def _queue_all(
-    folder: Path,
     manifest: Manifest,
-    status: dict[str, RunStatus],
     prepared: Sequence[tuple[SweepArray, Path]],
     running: int | None,
     before: set[int],
@@ -377,10 +345,9 @@ def _queue_all(
         options = (f"--dependency=afterany:{waits}",) if waits else ()
         full, tasks = "", len(group)
         while tasks:  # what is queued stays; the same command queues the rest
-            some = group[:tasks]
             array = f"--array=0-{tasks - 1}" + (f"%{share}" if share else "")
             try:
-                queued.append(_queue(folder, manifest, status, some, script, (*options, array)))
+                queued.append(_queue(manifest, group[:tasks], script, (*options, array)))
                 break
             except BadInput as fault:
                 if not client.is_full(fault):
@@ -391,56 +358,49 @@ def _queue_all(
     return ""
 
 
-def _queue(
-    folder: Path,
-    manifest: Manifest,
-    status: dict[str, RunStatus],
-    group: SweepArray,
-    script: Path,
-    options: Sequence[str],
-) -> int:
+def _queue(manifest: Manifest, group: SweepArray, script: Path, options: Sequence[str]) -> int:
     """Queue the array of a group, in the manifest by its token before and by its id after."""
-    token, earlier = once.new_token(), dict(status)
-    _note(status, group, None, token)
-    _write(folder, manifest, status)  # what is queued now is found by its token
-    files.sync_directory(folder)
+    token, earlier = once.new_token(), dict(manifest.rows)
+    _note(manifest, group, None, token)  # what is queued now is found by its token
+    files.sync_directory(manifest.folder)
     with undivided():
         try:
             job = once.submit(script, options, token=token)
         except Unconfirmed:
             raise
         except BaseException:
-            status |= earlier
-            _write(folder, manifest, status)
+            manifest.rows = earlier
+            manifest.write()
             raise
-        _note(status, group, job, token)
-        _write(folder, manifest, status)
+        _note(manifest, group, job, token)
     return job
 
 
-def _note(status: dict[str, RunStatus], group: SweepArray, job: int | None, token: str) -> None:
-    cluster = embedded_cluster()
+def _note(manifest: Manifest, group: SweepArray, job: int | None, token: str) -> None:
+    own: dict[str, Any] = {
+        "state": QUEUED,
+        "token": token,
+        "cluster": embedded_cluster(),
+        "exit_code": None,
+    }
     for task, point in enumerate(group):
-        status[point.id] = status[point.id]._replace(
-            state=QUEUED, job_id=job, task=task, token=token, cluster=cluster, exit_code=None
-        )
+        manifest.rows[point.id] = manifest.rows[point.id]._replace(job_id=job, task=task, **own)
+    manifest.write()
 
 
-def _settled(folder: Path, manifest: Manifest) -> Manifest:
-    """The manifest with the jobs of a stopped command; points that it queued no job for are free.
+def _settle(manifest: Manifest) -> None:
+    """Find the jobs of a stopped command; points that it queued no job for are free.
 
     Their token is revoked, so that no job of it runs beside the next one, however late it comes.
     """
-    if not any(row.unconfirmed for row in manifest.rows):
-        return manifest
-    rows = [*located(manifest.rows, (folder / "sweep.json").stat().st_mtime)]
-    for number, row in enumerate(rows):
-        if row.token and row.unconfirmed:
-            job = revoke(Path(row.directory), row.token)
-            rows[number] = row._replace(job_id=job, token=row.token if job else None)
-    settled = replace(manifest, rows=tuple(rows))
-    write_manifest(folder, settled)
-    return settled
+    lost = [row for row in manifest.rows.values() if row.unconfirmed]
+    if not lost:
+        return
+    for row in located(lost, (manifest.folder / "sweep.json").stat().st_mtime):
+        job = row.job_id or revoke(Path(row.directory), str(row.token))
+        found = row._replace(job_id=job, token=row.token if job else None)
+        manifest.rows[row.id] = found
+    manifest.write()
 
 
 def wanted_points(
@@ -459,17 +419,22 @@ def preview(
     running: int | None,
     tasks: int = TASKS_PER_ARRAY,
 ) -> list[tuple[SweepArray, JobScript, Path, str]]:
-    """The scripts of arrays of at most `tasks` tasks, and their files of arguments."""
+    """The scripts of arrays of at most `tasks` tasks, and their files of arguments.
+
+    A file has quoted arguments, a line per task: the point's directory, then its program.
+    """
     missing = groups(points, tasks)
     dealt = zip(missing, shares(len(missing), running), strict=True)
     arrays = []
     for number, (group, share) in enumerate(dealt, start=len(list(folder.glob("array-*.sh")))):
-        file = folder / f"array-{number:03d}.args"
-        # A container brings its own software.
-        spec = group[0].spec
-        module = Module(()) if spec.container else modules[spec.partition]
-        script, text = render(site, group, module, file, share)
-        arrays.append((group, script, file, text))
+        file, spec = folder / f"array-{number:03d}.args", group[0].spec
+        array = ArrayOf(len(group), file, folder / "logs", share)
+        script = render_script(site, spec, modules[spec.partition], array)
+        lines = [
+            bash_words((str(point_folder(folder, point)), *step_command(point.spec.program)))
+            for point in group
+        ]
+        arrays.append((group, script, file, "\n".join(lines) + "\n"))
     return arrays
 
 
@@ -482,14 +447,13 @@ def summary(statuses: Sequence[RunStatus]) -> str:
 
 
 def _run_statuses(
-    folder: Path,
     points: Sequence[SweepPoint] | None,
     manifest: Manifest,
     active: Mapping[int, Sequence[JobRecord]],
 ) -> tuple[RunStatus, ...]:
-    rows, here, statuses = {row.id: row for row in manifest.rows}, embedded_cluster(), []
+    rows, here, statuses = manifest.rows, embedded_cluster(), []
     for point in rows.values() if points is None else points:
-        place = folder / "points" / point.id
+        place = manifest.folder / "points" / point.id
         row = rows.get(point.id, RunStatus(point.id, point.values, ""))
         code = None if point.problem else exit_code(place / "exit_code")
         records = active.get(row.job_id or 0, ()) if row.cluster == here else ()
@@ -526,7 +490,9 @@ def _prepare(
         for point in group:
             files.make_directory(point_folder(folder, point))
         files.write_atomic(file, text)
-        environment.keep(path.with_suffix(f".{environment.NAME}"), group[0].spec.environment)
+        if values := group[0].spec.environment:
+            kept = path.with_suffix(f".{environment.NAME}")
+            files.write_atomic(kept, environment.as_shell(values), mode=0o600)
         files.write_atomic(path, script.text, mode=0o755)
         prepared.append((group, path))
     try:
@@ -547,9 +513,3 @@ def _active_arrays(manifest: Manifest) -> dict[int, list[JobRecord]]:
         if record.active and record.array_job is not None:
             found.setdefault(record.array_job, []).append(record)
     return found
-
-
-def _write(folder: Path, manifest: Manifest, status: Mapping[str, RunStatus]) -> None:
-    """The manifest with the status of the points of this matrix; those of an earlier one stay."""
-    rows = (*(row for row in manifest.rows if row.id not in status), *status.values())
-    write_manifest(folder, replace(manifest, rows=rows))

@@ -149,11 +149,11 @@ def clear_leftovers(*paths: Path) -> None:
             left.unlink(missing_ok=True)
 
 
-def write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object, *, mode: int = 0o644) -> None:
     """`write_atomic` of a JSON document, indented and ending in a newline."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     # A byte that is no UTF-8, such as in a program's argument, becomes an escape of JSON.
-    write_atomic(path, text.encode(errors="backslashreplace"))
+    write_atomic(path, text.encode(errors="backslashreplace"), mode=mode)
 
 
 def as_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:

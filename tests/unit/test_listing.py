@@ -69,7 +69,7 @@ def swept(site, name):
 
 def ended(folder, *codes):
     """The first tasks of a sweep have ended with these exit codes."""
-    for row, code in zip(read_manifest(folder).rows, codes, strict=False):
+    for row, code in zip(read_manifest(folder).rows.values(), codes, strict=False):
         Path(row.directory).mkdir(parents=True, exist_ok=True)
         Path(row.directory, "exit_code").write_text(code)
 

@@ -20,6 +20,7 @@ from hpcdl.jobs.spec import check_spec
 from hpcdl.jobs.sweep import plan, request_of
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
+from hpcdl.system.files import write_atomic
 from hpcdl.system.run import run
 from tests.make.sites import shipped, takes_every_job
 from tests.strangers import STRANGER, as_root
@@ -50,7 +51,9 @@ class Job:
         spec = JobSpec("p100", **asked)
         script = render_script(site, spec, module, array)
         (folder / "job.sh").write_bytes(script.text.encode(errors="surrogateescape"))
-        environment.keep(folder / "job" / environment.NAME, spec.environment)
+        if spec.environment:
+            values = environment.as_shell(spec.environment)
+            write_atomic(folder / "job" / environment.NAME, values, mode=0o600)
 
     def put(self, **commands):
         """Put commands first on the job's PATH."""
@@ -417,8 +420,11 @@ def test_arrays_of_a_sweep_keep_theirs(site):
     assert all(one.stat().st_mode & 0o777 == 0o600 for one in kept)
     assert "hunter2" not in everything_else(site.paths.work)
     submit(replace(base, environment={"API_KEY": "renewed", "LR": "0.5"}), "1", "2", "4")
-    with pytest.raises(BadInput, match="other values of LR"):
-        submit(replace(base, environment={"API_KEY": "renewed", "LR": "0.7"}), "1", "2", "4")
+    assert (folder / "sweep.json").stat().st_mode & 0o777 == 0o600
+    other = replace(base, environment={"API_KEY": "renewed", "LR": "0.7"})
+    with pytest.raises(BadInput, match="begun with other jobs") as caught:
+        submit(other, "1", "2", "4")
+    assert re.fullmatch("environment: .*'0.5'}, now .*'0.7'}", caught.value.details[0])
 
 
 @as_root

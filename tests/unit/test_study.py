@@ -13,7 +13,7 @@ import pytest
 
 from hpcdl.api import study as api
 from hpcdl.jobs.lint import lint
-from hpcdl.jobs.manifest import Manifest, RunStatus, write_manifest
+from hpcdl.jobs.manifest import Manifest, RunStatus
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import OPTIONS
@@ -279,7 +279,8 @@ def test_a_failed_job_is_a_missing_result_with_its_own_message(study):
 def test_results_outlive_the_cluster(study, monkeypatch, tmp_path, silent):
     plan = finish(study(), RATES)
     point = plan.cells[0].point
-    write_manifest(plan.folder, Manifest((RunStatus(point.id, {}, "x", job_id=3, task=0),)))
+    row = RunStatus(point.id, {}, "x", job_id=3, task=0)
+    Manifest(plan.folder, {point.id: row}).write()
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if silent else str(tmp_path))
     if silent:
         (tmp_path / "scontrol").touch(mode=0o755)
@@ -290,7 +291,7 @@ def test_results_outlive_the_cluster(study, monkeypatch, tmp_path, silent):
 
 def test_jobs_of_a_slurm_that_is_not_asked_are_queued_and_not_failed(study, monkeypatch):
     plan = study()
-    rows = tuple(
+    rows = [
         RunStatus(
             cell.point.id,
             dict(cell.point.values),
@@ -301,9 +302,9 @@ def test_jobs_of_a_slurm_that_is_not_asked_are_queued_and_not_failed(study, monk
             cluster="0123abcd",
         )
         for task, cell in enumerate(plan.cells)
-    )
+    ]
     plan.folder.mkdir(parents=True)
-    write_manifest(plan.folder, Manifest(rows))
+    Manifest(plan.folder, {row.id: row for row in rows}).write()
     monkeypatch.delenv("SLURM_CONF", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
     assert {one.state for one in last_run_statuses(plan)} == {"queued"}

@@ -15,7 +15,7 @@ from hpcdl.jobs.sweep import (
     matrix_of,
     plan,
     point_id,
-    render,
+    preview,
     request_of,
     run_statuses,
     samples,
@@ -62,9 +62,9 @@ def test_a_point_keeps_its_name_when_the_matrix_grows(site):
 def test_arguments_arrive_byte_for_byte_in_their_task(site, tmp_path):
     nasty = ["plain", "a b", "$(touch x)", "`id`", "new\nline", "quo'te\"s", "-e", "ünïcode"]
     base = JobSpec("v100", program=("printf", "%s\\0"))
-    (group,) = groups(plan(site, base, {"word": nasty, "gpus": ["1"]}))
-    file = tmp_path / "s w" / "array-000.args"
-    script, arguments = render(site, group, Module(()), file, 3)
+    points = plan(site, base, {"word": nasty, "gpus": ["1"]})
+    modules = {"v100": Module(())}
+    ((_, script, file, arguments),) = preview(site, tmp_path / "s w", points, modules, 3)
     assert "--array=0-7%3" in script.directives
     file.parent.mkdir()
     file.write_text(arguments)
@@ -154,7 +154,7 @@ def run(site, folder, matrix, base=BASE, running=None):
     [
         ({"program": ("python", "/b.py")}, "program: python /a.py, now python /b.py"),
         ({"partition": "p100"}, "partition: v100, now p100"),
-        ({"environment": {"SEED": "1"}}, "environment: none, now"),
+        ({"environment": {"SEED": "1"}}, "environment: none, now {'SEED': '1'}"),
     ],
 )
 def test_results_of_other_jobs_are_not_taken_for_its_own(site, tmp_path, queue, changes, named):
