@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -345,40 +346,30 @@ def _follow(submission: Submission, start: int) -> ExitCode:
         if state is not None and (last.state, last.restarts) != state and not last.ended:
             print(f"--- {as_line(last)}", file=sys.stderr)
         state = (last.state, last.restarts)
-    place = _print_new(submission.log, place)
-    for rest in _pieces(submission.log, place):  # a last line without an end
-        print(rest.decode(errors="replace"))
+    _print_new(submission.log, place, whole=False)
     assert last is not None
     print(f"--- {as_line(last)}", file=sys.stderr)
     return ExitCode.OK if last.ok else ExitCode.NO
 
 
-def _print_new(path: Path, start: int) -> int:
-    """Print the whole lines from `start` on; gives where they end."""
-    for piece in _pieces(path, start):
-        whole = piece[: piece.rfind(b"\n") + 1] or (piece if len(piece) == _PIECE else b"")
-        print(whole.decode(errors="replace"), end="")
-        start += len(whole)
-        if len(whole) < len(piece):
-            break
-    sys.stdout.flush()
-    return start
-
-
-def _pieces(path: Path, start: int) -> Iterator[bytes]:
+def _print_new(path: Path, start: int, *, whole: bool = True) -> int:
+    """Print the lines from `start` on, if not only `whole` ones also the last; give their end."""
     from hpcdl.system.files import open_regular
 
-    try:
-        with open_regular(path, "log") as file:
-            while True:
-                file.seek(start)
-                piece = file.read(_PIECE)
-                if not piece:
-                    return
-                yield piece
-                start += piece.rfind(b"\n") + 1 or len(piece)
-    except BadInput:  # it has not started yet
-        return
+    with suppress(BadInput), open_regular(path, "log") as file:  # else it has not started yet
+        file.seek(start)
+        while piece := file.read(_PIECE):
+            length = piece.rfind(b"\n") + 1
+            if not length and (len(piece) == _PIECE or not whole):
+                length = len(piece)
+            text = piece[:length].decode(errors="replace")
+            print(text, end="" if whole or text.endswith("\n") else "\n")
+            start += length
+            file.seek(start)
+            if not length:
+                break
+    sys.stdout.flush()
+    return start
 
 
 @command(
@@ -471,7 +462,7 @@ def _array(site: Site, number: str) -> Array | None:
 
 def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
     """The jobs of a run, or the array of a sweep."""
-    from hpcdl.jobs.submission import is_indexed, of_another_cluster
+    from hpcdl.jobs.submission import require_this_cluster
     from hpcdl.system.trust import require_own
 
     try:
@@ -481,9 +472,7 @@ def _to_cancel(site: Site, which: str) -> tuple[int, ...]:
             raise
         return (int(which),)
     require_own(run.folder)  # a stranger's job.json could name any job of this user
-    if not is_indexed(site, run):
-        raise of_another_cluster(run)
-    return run.chain
+    return require_this_cluster(run, site).chain
 
 
 GROUP = Group(

@@ -324,24 +324,18 @@ def _indexed(site: Site, job: str) -> Path:
     return next((link for link in found if link.lstat().st_uid == os.getuid()), plain)
 
 
-def require_this_cluster(one: Submission) -> Submission:
-    """The submission itself; BadInput where Slurm's job of its id would be another cluster's."""
-    here = embedded_cluster()
-    if asked(one.folder).get("cluster", here) != here:
-        raise of_another_cluster(one)
+def require_this_cluster(one: Submission, site: Site | None = None) -> Submission:
+    """The submission itself; BadInput where Slurm's job of its id would be another cluster's.
+
+    With the `site` also where a later job has its id.
+    """
+    here, own = embedded_cluster(), one.folder.resolve()
+    later = site and _indexed(site, str(one.job_id)).resolve() != own
+    if later or asked(one.folder).get("cluster", here) != here:
+        message = f"job {one.job_id} of {one.folder} belongs to another cluster"
+        hint = "SLURM_CONF says which one that is; for the embedded cluster `hpcdl cluster env` "
+        raise BadInput(message, hint=hint + "sets it")
     return one
-
-
-def of_another_cluster(submission: Submission) -> BadInput:
-    """Return the error for a job that belongs to another cluster."""
-    message = f"job {submission.job_id} of {submission.folder} belongs to another cluster"
-    hint = "SLURM_CONF says which one that is; for the embedded cluster `hpcdl cluster env` sets it"
-    return BadInput(message, hint=hint)
-
-
-def is_indexed(site: Site, one: Submission) -> bool:
-    """Whether a submission's id is of this cluster, and no later job has it."""
-    return _indexed(site, str(one.job_id)).resolve() == one.folder.resolve()
 
 
 def asked(folder: Path) -> dict[str, Any]:
