@@ -15,11 +15,10 @@ from hpcdl import facts
 from hpcdl.cli.framework import Parser, the_site
 from hpcdl.cli.train import train_arguments
 from hpcdl.jobs import JobSpec, Module
-from hpcdl.jobs.environment import looks_secret
 from hpcdl.jobs.launch import with_version
 from hpcdl.jobs.program import NotHere
 from hpcdl.jobs.script import as_ours
-from hpcdl.jobs.spec import command_of, is_train, load_request
+from hpcdl.jobs.spec import command_of, is_train, load_request, looks_secret
 from hpcdl.system.declare import build, configure, entries, merged, typed
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.resources import cached

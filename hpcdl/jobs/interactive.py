@@ -24,8 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from hpcdl.jobs import environment
-from hpcdl.jobs.script import default_job_dir, render_script, render_shell
+from hpcdl.jobs.script import VALUES, as_shell, default_job_dir, render_script, render_shell
 from hpcdl.slurm import client
 from hpcdl.system import resources
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite, Stopped
@@ -69,7 +68,7 @@ def plan_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> Shell:
     options = [shlex.split(line) for line in directives if line.split("=")[0] not in _BATCH_ONLY]
     files = {"shell.sh": render_shell(site, placed, module, spec.chdir or where).encode()}
     if spec.environment:
-        files[environment.NAME] = environment.as_shell(spec.environment)
+        files[VALUES] = as_shell(spec.environment)
     return Shell(folder, tuple(word for words in options for word in words), spec.program, files)
 
 

@@ -8,7 +8,7 @@ values. Reasons ride behind their lines on a separator that no value can contain
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcdl import __version__
 from hpcdl.facts import load
-from hpcdl.jobs import environment, launch
+from hpcdl.jobs import launch
 from hpcdl.jobs.layout import Layout, plan_on, selection
 from hpcdl.jobs.spec import SIGNAL_SECONDS, JobSpec, Module, check_environment, check_spec, is_train
 from hpcdl.site import Partition, Site
@@ -41,6 +41,16 @@ from hpcdl.system.trust import make_private
 if TYPE_CHECKING:
     import jinja2
 
+VALUES = "environment"
+"""The file of a job's directory with the values that its user gave variables (of an array:
+`array-NNN.environment` of its sweep).
+
+A script is read by others: it is in a shared directory, Slurm keeps a copy, people mail it. So it
+holds the names, and reads the values from this file of mode 0600, which stays as long as the
+directory: a requeued job, the next of a chain and every task of an array read it again. A script
+that was only rendered has no such file: it takes the values from where `sbatch` is run, or from the
+file where somebody writes it.
+"""
 _OF_CLUSTER = "$SLURM_CLUSTER_NAME-$SLURM_JOB_ID"
 _MARK = "\x1f"
 _GRACE_SECONDS = 60
@@ -234,7 +244,7 @@ def _values(
         "stage": _stage(partition, spec),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch.launch_options(site, replace(spec, launcher="single"), layout),
-        "values": str(job_dir / environment.NAME) if job_dir else "",
+        "values": str(job_dir / VALUES) if job_dir else "",
         **launch.rank_values(site, spec, partition, layout),
     }
 
@@ -281,7 +291,7 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
         "arguments": array.arguments,
         "log": sbatch_value(_literal(array.logs) + "/%A_%a.log"),
         "job_dir": '"${hpcdl_point[0]}"',
-        "values": str(array.arguments.with_suffix(f".{environment.NAME}")),
+        "values": str(array.arguments.with_suffix(f".{VALUES}")),
         "program": f'{bash_words(wrapper)} "${{hpcdl_point[@]:1}}"'.lstrip() + data,
     }
 
@@ -344,6 +354,12 @@ def _compiled_templates() -> jinja2.BytecodeCache | None:
                 super().dump_bytecode(bucket)
 
     return Kept(str(place))
+
+
+def as_shell(values: Mapping[str, str]) -> bytes:
+    """Return the content of a file `VALUES`: lines of bash."""
+    lines = (f"export {name}={bash_word(value)}\n" for name, value in values.items())
+    return "".join(lines).encode(errors="surrogateescape")
 
 
 def default_job_dir(site: Site, name: str, stamp: str) -> Path:

@@ -50,6 +50,13 @@ _RESERVED = frozenset(
     "SLURM_JOB_ID SLURM_RESTART_COUNT".split()
 )
 
+_SECRET = re.compile(
+    r"(\A|_)(API|ACCESS|AUTH|PRIVATE|SECRET|SIGNING|ENCRYPTION)?_?(KEY|KEYS|TOKEN|TOKENS|SECRET|"
+    r"SECRETS|PASSWORD|PASSWD|PASSPHRASE|PASSCODE|PWD|PASS|CREDENTIAL|CREDENTIALS|AUTH|COOKIE)\Z"
+    r"|SECRET|PASSW|APIKEY|TOKEN|CREDENTIAL|PRIVATE_?KEY",
+    re.IGNORECASE,
+)
+
 
 class Module(NamedTuple):
     """The modules a job loads: a directory for `module use`, names, and the release they pin.
@@ -139,6 +146,11 @@ def check_environment(environment: Mapping[str, str]) -> Mapping[str, str]:
             raise BadInput(message, hint="choose another name")
         _check_text(value, f"has a value of {key} that")
     return MappingProxyType(dict(environment))
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable's name suggests a secret value."""
+    return _SECRET.search(name) is not None
 
 
 def _check_text(text: str, what: str) -> None:

@@ -19,8 +19,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs import environment
-from hpcdl.jobs.script import JobScript, default_job_dir, render_script
+from hpcdl.jobs.script import VALUES, JobScript, as_shell, default_job_dir, render_script
 from hpcdl.jobs.spec import JobSpec, Module
 from hpcdl.results.records import JOB
 from hpcdl.site import Site
@@ -112,7 +111,7 @@ def submit(
     record = _record(site, placed, module, script)
     files = {"job.sh": script.text.encode(errors="surrogateescape")}
     if placed.environment:
-        files[environment.NAME] = environment.as_shell(placed.environment)
+        files[VALUES] = as_shell(placed.environment)
     with terminable(), ExitStack() as stack:
         begun = _begun(site, record, stack)
         folder = begun or placed.job_dir
@@ -208,7 +207,7 @@ def _confirm(site: Site, folder: Path, request: Mapping[str, Any], queued: Seque
 
 def _forget(site: Site, folder: Path, tokens: Sequence[str]) -> None:
     """Remove temporary files of a submission, including those of killed commands."""
-    for name in ("job.sh", environment.NAME, JOB.name):
+    for name in ("job.sh", VALUES, JOB.name):
         clear_leftovers(folder / name)
     for token in tokens[:1]:  # the last step: until then the same command is this one
         (_unconfirmed(site) / token).unlink(missing_ok=True)
@@ -369,7 +368,7 @@ def _of_this_cluster(site: Site, name: str) -> Path:
 def _withdraw(site: Site, folder: Path, tokens: Sequence[str]) -> None:
     """Remove a job's directory that Slurm did not accept; other files in it stay."""
     with suppress(OSError):
-        for name in (JOB.name, "job.sh", environment.NAME, *(f"{token}.sh" for token in tokens)):
+        for name in (JOB.name, "job.sh", VALUES, *(f"{token}.sh" for token in tokens)):
             (folder / name).unlink(missing_ok=True)
         _forget(site, folder, tokens)
         (folder / _LOCK).unlink(missing_ok=True)

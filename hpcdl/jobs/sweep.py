@@ -23,12 +23,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hpcdl.jobs import environment
-from hpcdl.jobs.environment import looks_secret
 from hpcdl.jobs.launch import step_command
 from hpcdl.jobs.manifest import Common, Manifest, RunStatus, located, of_this_cluster, read_manifest
-from hpcdl.jobs.script import ArrayOf, JobScript, check_request, render_script
-from hpcdl.jobs.spec import JobSpec, Module
+from hpcdl.jobs.script import VALUES, ArrayOf, JobScript, as_shell, check_request, render_script
+from hpcdl.jobs.spec import JobSpec, Module, looks_secret
 from hpcdl.jobs.watch import exit_code
 from hpcdl.site import Site
 from hpcdl.slurm import client, once
@@ -491,8 +489,8 @@ def _prepare(
             files.make_directory(point_folder(folder, point))
         files.write_atomic(file, text)
         if values := group[0].spec.environment:
-            kept = path.with_suffix(f".{environment.NAME}")
-            files.write_atomic(kept, environment.as_shell(values), mode=0o600)
+            kept = path.with_suffix(f".{VALUES}")
+            files.write_atomic(kept, as_shell(values), mode=0o600)
         files.write_atomic(path, script.text, mode=0o755)
         prepared.append((group, path))
     try:
@@ -500,7 +498,7 @@ def _prepare(
             client.would_run(path)
     except BaseException:
         for _, path in prepared:
-            for end in (".sh", ".args", f".{environment.NAME}"):
+            for end in (".sh", ".args", f".{VALUES}"):
                 path.with_suffix(end).unlink(missing_ok=True)
         raise
     return prepared

@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpcdl.cli import main
-from hpcdl.jobs import JobSpec, Module, environment, render_script, submission, sweep
-from hpcdl.jobs.script import ArrayOf
-from hpcdl.jobs.spec import check_spec
+from hpcdl.jobs import JobSpec, Module, render_script, submission, sweep
+from hpcdl.jobs.script import VALUES, ArrayOf, as_shell
+from hpcdl.jobs.spec import check_spec, looks_secret
 from hpcdl.jobs.sweep import plan, request_of
 from hpcdl.slurm import client, once
 from hpcdl.system.errors import BadInput
@@ -52,8 +52,8 @@ class Job:
         script = render_script(site, spec, module, array)
         (folder / "job.sh").write_bytes(script.text.encode(errors="surrogateescape"))
         if spec.environment:
-            values = environment.as_shell(spec.environment)
-            write_atomic(folder / "job" / environment.NAME, values, mode=0o600)
+            values = as_shell(spec.environment)
+            write_atomic(folder / "job" / VALUES, values, mode=0o600)
 
     def put(self, **commands):
         """Put commands first on the job's PATH."""
@@ -386,13 +386,13 @@ def site(tmp_path, monkeypatch):
 def everything_else(folder):
     """The text of all files of a directory but those of values."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    return "".join(one.read_text() for one in files if not one.name.endswith(environment.NAME))
+    return "".join(one.read_text() for one in files if not one.name.endswith(VALUES))
 
 
 def test_a_value_is_in_one_file_for_its_owner_alone(site):
     spec = JobSpec("p100", environment={"API_KEY": SECRET}, chain=2)
     job = submission.submit(site, spec, Module(()))
-    kept = job.folder / environment.NAME
+    kept = job.folder / VALUES
     assert kept.stat().st_mode & 0o777 == 0o600
     assert "hunter2" in kept.read_text()
     assert "hunter2" not in everything_else(site.paths.work)
@@ -430,7 +430,7 @@ def test_arrays_of_a_sweep_keep_theirs(site):
 @as_root
 def test_another_user_reads_no_value_and_plants_none(site):
     job = submission.submit(site, JobSpec("p100", environment={"API_KEY": SECRET}), Module(()))
-    kept = job.folder / environment.NAME
+    kept = job.folder / VALUES
     read = subprocess.run(["cat", kept], user=STRANGER, group="nogroup", capture_output=True)
     assert read.returncode != 0
     planted = kept.read_text().replace("hunter2", "planted")
@@ -469,7 +469,7 @@ def test_a_rendered_script_has_names_and_a_secret_on_the_command_line_is_told(ca
 def test_names_tell_secrets():
     secret = "API_KEY X_API_KEY HF_TOKEN AWS_SECRET_ACCESS_KEY DB_PASSWORD PGPASSWORD api_key"
     plain = "LR OMP_NUM_THREADS KEYBOARD MONKEY PATH BYPASS"
-    found = filter(environment.looks_secret, f"{secret} {plain}".split())
+    found = filter(looks_secret, f"{secret} {plain}".split())
     assert list(found) == secret.split()
 
 
