@@ -20,10 +20,10 @@ from hpcdl.system.text import StatusLine
 
 if TYPE_CHECKING:
     from hpcdl.jobs import JobScript, JobSpec
-    from hpcdl.jobs.listing import Array
     from hpcdl.jobs.manifest import RunStatus
     from hpcdl.jobs.submission import Submission
     from hpcdl.jobs.sweep import SweepArray
+    from hpcdl.jobs.watch import Array
     from hpcdl.site import Site
 
 _NUMBER = at_least(1, 1_000_000)
@@ -194,72 +194,57 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
         found = sweep.run_statuses(folder, points, request=asked)
         wanted = sweep.wanted_points(points, found, args.retry_failed)
         arrays = sweep.preview(site, folder, wanted, modules, args.running)
-        return _would_sweep(found, arrays, folder, args)
+        return _show_sweep(found, folder, args, arrays)
     found = sweep.submit(
         site, folder, points, modules, args.running, request=asked, retry=args.retry_failed
     )
     return _show_sweep(found, folder, args)
 
 
-def _would_sweep(
+def _show_sweep(
     statuses: Sequence[RunStatus],
-    arrays: Sequence[tuple[SweepArray, JobScript, Path, str]],
     folder: Path,
     args: argparse.Namespace,
+    arrays: Sequence[tuple[SweepArray, JobScript, Path, str]] = (),
 ) -> ExitCode:
-    """Show, for --dry-run, the scripts of missing points and the points that cannot run."""
-    from hpcdl.jobs.sweep import summary
+    """Show the points of a sweep; for --dry-run also the scripts of `arrays`."""
+    from hpcdl.jobs.sweep import DONE, FAILED, summary
 
+    text = f"{folder.name}: {summary(statuses)}"
+    failed = [run for run in statuses if run.state == FAILED]
+    impossible = [run for run in statuses if run.problem]
+    waiting = [run for run in statuses if run.waits_for]
     if args.json:
+        shown = ("id", "values", "state", "job_id", "problem", "exit_code", "log")
+        points = [{key: getattr(status, key) for key in shown} for status in statuses]
         scripts = [
             {"points": [point.id for point in group], "script": script.text}
             for group, script, *_ in arrays
         ]
-        print_json({"directory": folder, "points": _rows(statuses), "arrays": scripts})
-    else:
+        more = {"arrays": scripts} if args.dry_run else {}
+        print_json({"directory": folder, "points": points, **more})
+    elif args.dry_run:
         for group, script, *_ in arrays:
             print(f"# would submit an array of {len(group)}:\n{script.text}")
-        print(f"# {folder.name}: {summary(statuses)}")
-        _name_impossible(statuses)
-    return ExitCode.PARTLY if any(one.problem for one in statuses) else ExitCode.OK
-
-
-def _show_sweep(statuses: Sequence[RunStatus], folder: Path, args: argparse.Namespace) -> ExitCode:
-    from hpcdl.jobs.sweep import DONE, FAILED, summary
-
-    if args.json:
-        print_json({"directory": folder, "points": _rows(statuses)})
+        print(f"# {text}")
     else:
-        print(f"{folder.name}: {summary(statuses)}\n  manifest {folder / 'sweep.json'}")
-        failed = [run for run in statuses if run.state == FAILED]
+        print(f"{text}\n  manifest {folder / 'sweep.json'}")
         for run in failed[:_SHOWN]:
             detail = f"exit code {run.exit_code}, log {run.log}"
             print(f"  failed: {_values(run)}: {detail}", file=sys.stderr)
         if failed:
-            more = f"{len(failed) - _SHOWN} more failed; " if len(failed) > _SHOWN else ""
-            print(f"  {more}--retry-failed queues them again", file=sys.stderr)
-        _name_impossible(statuses)
-        if waiting := [run for run in statuses if run.waits_for]:
-            print(
-                f"  {len(waiting)} not queued yet: Slurm takes no more jobs now "
-                f"({waiting[0].waits_for}). The same command queues them when others have ended.",
-                file=sys.stderr,
-            )
-    held_back = any(run.waits_for for run in statuses)
+            more_failed = f"{len(failed) - _SHOWN} more failed; " * (len(failed) > _SHOWN)
+            print(f"  {more_failed}--retry-failed queues them again", file=sys.stderr)
+    for one in () if args.json else impossible:
+        print(f"  left out: {_values(one)}: {one.problem}", file=sys.stderr)
+    if waiting and not args.json:
+        print(
+            f"  {len(waiting)} not queued yet: Slurm takes no more jobs now "
+            f"({waiting[0].waits_for}). The same command queues them when others have ended.",
+            file=sys.stderr,
+        )
     unfinished = args.status and any(run.state != DONE for run in statuses)
-    impossible = any(run.problem for run in statuses)
-    return ExitCode.PARTLY if impossible or unfinished or held_back else ExitCode.OK
-
-
-def _rows(statuses: Sequence[RunStatus]) -> list[dict[str, object]]:
-    shown = ("id", "values", "state", "job_id", "problem", "exit_code", "log")
-    return [{key: getattr(status, key) for key in shown} for status in statuses]
-
-
-def _name_impossible(found: Sequence[RunStatus]) -> None:
-    for one in found:
-        if one.problem:
-            print(f"  left out: {_values(one)}: {one.problem}", file=sys.stderr)
+    return ExitCode.PARTLY if impossible or unfinished or waiting else ExitCode.OK
 
 
 def _values(one: RunStatus) -> str:
@@ -378,10 +363,10 @@ def _print_new(path: Path, start: int, *, whole: bool = True) -> int:
 )
 def _list(args: argparse.Namespace) -> ExitCode:
     """List your jobs with state, age and directory, newest first."""
-    from hpcdl.jobs.listing import as_text, own_jobs
+    from hpcdl.jobs.watch import list_text, own_jobs
 
     rows = own_jobs(the_site(args), args.last)
-    return show(args, [*map(asdict, rows)], as_text(rows))
+    return show(args, [*map(asdict, rows)], list_text(rows))
 
 
 @command("hpcdl job report 4711", option("job", "JOB", "job id, or the job's directory"))
@@ -455,7 +440,7 @@ def _found(site: Site, which: str) -> Submission:
 
 
 def _array(site: Site, number: str) -> Array | None:
-    from hpcdl.jobs.listing import arrays
+    from hpcdl.jobs.watch import arrays
 
     return next((one for one in arrays(site) if str(one.job_id) == number), None)
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.jobs.launchers import LAUNCHERS, STARTERS
 from hpcdl.jobs.layout import Layout
-from hpcdl.jobs.spec import JobSpec, is_train
+from hpcdl.jobs.spec import LAUNCHERS, STARTERS, JobSpec, is_train
 from hpcdl.results.gpus import is_slice
 from hpcdl.site import Partition, Site
 from hpcdl.site.model import SlurmDialect

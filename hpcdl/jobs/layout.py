@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hpcdl.jobs.launchers import LAUNCHERS
-from hpcdl.jobs.spec import DEFAULT_MINUTES, JobSpec, is_train
+from hpcdl.jobs.spec import DEFAULT_MINUTES, LAUNCHERS, JobSpec, is_train
 from hpcdl.results.gpus import ask_for, groups_for
 from hpcdl.site import Partition, Site
 from hpcdl.slurm.fits import Cluster, NodeKind, PartitionLimits, ResourceRequest, misfits

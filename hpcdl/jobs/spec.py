@@ -7,12 +7,11 @@ Python (hpcdl/system/declare.py); here is also what no single field can say.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hpcdl.jobs.launchers import LAUNCHERS
 from hpcdl.slurm.options import CHARGED, TIME, megabytes, slurm_minutes, walltime
 from hpcdl.system.declare import (
     COUNT,
@@ -69,6 +68,72 @@ class Module(NamedTuple):
     release: str | None = None
 
 
+# ---- the launchers: a new one is a row here, one of docs/users.md, and a case of a test ----
+
+
+class Launcher(NamedTuple):
+    """How the ranks of a step start, find each other and end.
+
+    `mpi`: ranks meet through MPI: by the plug-in of `srun --mpi`, or with `mpirun` through it.
+    `gpu_each`: each rank needs a GPU where the partition has GPUs. `one_process`: it is not for
+    several nodes. `agent` is the command that each node's one task runs, in a shell that has
+    {nodes} and {workers} filled in; it starts the workers. `apart`: the ranks know nothing of each
+    other, and one that fails ends no other. `meets`: the program asks where ranks meet, also where
+    it is alone. `openmp`: OMP_NUM_THREADS is set. `exports` is a further variable of the script;
+    `per_rank` are those that each rank's own shell works out. `server`: it opens a server that asks
+    for no password.
+    """
+
+    name: str
+    mpi: bool = False
+    mpirun: bool = False
+    gpu_each: bool = True
+    one_process: bool = False
+    agent: str = ""
+    apart: bool = False
+    meets: bool = False
+    openmp: bool = False
+    exports: str = ""
+    per_rank: str = ""
+    server: bool = False
+
+
+_ROWS = (
+    Launcher("horovod", mpi=True),
+    Launcher("horovod-mpirun", mpi=True, mpirun=True),
+    Launcher("mpi", mpi=True, gpu_each=False, openmp=True),
+    Launcher("mpi-mpirun", mpi=True, mpirun=True, gpu_each=False, openmp=True),
+    Launcher(
+        "torch",
+        meets=True,
+        openmp=True,
+        per_rank="RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID GROUP_RANK=$SLURM_NODEID "
+        "WORLD_SIZE={ranks} LOCAL_WORLD_SIZE={workers}",
+    ),
+    Launcher(
+        "torchrun",
+        # The static rendezvous unpickles nothing that strangers may send.
+        agent='torchrun --nnodes={nodes} --nproc_per_node={workers} --node_rank="$SLURM_NODEID" '
+        '--master_addr="$MASTER_ADDR" --master_port="$MASTER_PORT" --no_python',
+        meets=True,
+        openmp=True,
+    ),
+    Launcher("jax", meets=True, exports="JAX_COORDINATOR_ADDRESS=$MASTER_ADDR:$MASTER_PORT"),
+    Launcher("multiworker", server=True),
+    Launcher("plain", gpu_each=False, apart=True, openmp=True),
+    Launcher("single", one_process=True, apart=True, openmp=True),
+)
+LAUNCHERS = {row.name: row for row in _ROWS}
+
+STARTERS = {
+    "torchrun": "torchrun",
+    "accelerate": "torchrun",
+    "deepspeed": "torch",
+    "horovodrun": "horovod",
+}
+"""What starts ranks itself, and the launcher that does the same here; any other is `mpi`."""
+
+
 # ---- what the written forms mean ----
 
 
@@ -82,8 +147,9 @@ def minutes_of(text: str) -> int:
     return max(1, minutes)
 
 
-def _time_text(minutes: Any) -> str:
-    return walltime(minutes) if type(minutes) is int and minutes > 0 else str(minutes)
+def _written(form: Callable[[int], str]) -> Callable[[Any], str]:
+    """How a number is written; what is none is written as it is, and refused."""
+    return lambda value: form(value) if type(value) is int else str(value)
 
 
 def megabytes_of(text: str) -> int:
@@ -95,20 +161,12 @@ def megabytes_of(text: str) -> int:
     return size
 
 
-def _size_text(megabytes: Any) -> str:
-    return f"{megabytes}M" if type(megabytes) is int else str(megabytes)
-
-
 def _seconds_of(text: str) -> int:
     seconds = 0 if text == "none" else int(text)
     if seconds > _MOST_SECONDS:
         hint = f"sbatch takes up to {_MOST_SECONDS} seconds"
         raise BadInput(f"is {text}: no signal comes so early", hint=hint)
     return seconds
-
-
-def _seconds_text(seconds: Any) -> str:
-    return "none" if seconds == 0 and type(seconds) is int else str(seconds)
 
 
 def _folder(text: str) -> Path:
@@ -183,7 +241,7 @@ _SIZE_OF: dict[str, Any] = {
     "together": "memory",
     "type": "string",
     "read": megabytes_of,
-    "write": _size_text,
+    "write": _written("{}M".format),
 }
 _SHAPE: dict[str, Any] = {"sweep": True, "together": "shape", **COUNT}
 _FOLDER: dict[str, Any] = {"metavar": "DIR", "type": "string", "read": _folder}
@@ -224,7 +282,7 @@ class JobSpec:
         free=True,
         example="2:00:00",
         read=minutes_of,
-        write=_time_text,
+        write=_written(walltime),
         type="string",
     )
     name: str = option("job name", "train", free=True, **_NAME)
@@ -267,7 +325,7 @@ class JobSpec:
         free=True,
         sweep=True,
         read=_seconds_of,
-        write=_seconds_text,
+        write=_written(lambda seconds: str(seconds or "none")),
         **text(r"^(none|[1-9][0-9]{0,4})$", "write seconds, such as 300, or none"),
     )
     setup: tuple[str, ...] = option(

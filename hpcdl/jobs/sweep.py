@@ -313,15 +313,13 @@ def submit(
         _settle(manifest)
         files.clear_leftovers(folder / "sweep.json")
         active = _active_arrays(manifest)
-        known = {row.job_id for row in of_this_cluster(manifest.rows.values())}
         statuses, full = _run_statuses(points, manifest, active), ""
         manifest.rows |= {run.id: run for run in statuses}
         if wanted := wanted_points(points, statuses, retry):
             limits = client.submit_limits()
             full, tasks = limits.setting, min(TASKS_PER_ARRAY, limits.array_tasks)
             prepared = _prepare(site, folder, wanted[: limits.jobs], modules, running, tasks)
-            before = {job for job in active if running and job in known}
-            full = _queue_all(manifest, prepared, running, before) or full
+            full = _queue_all(manifest, prepared, running, active if running else ()) or full
         manifest.write()
     now = [manifest.rows[point.id] for point in points]
     return tuple(run._replace(waits_for=full) if run.state == MISSING else run for run in now)
@@ -331,7 +329,7 @@ def _queue_all(
     manifest: Manifest,
     prepared: Sequence[tuple[SweepArray, Path]],
     running: int | None,
-    before: set[int],
+    before: Iterable[int],
 ) -> str:
     """Queue the arrays in turn until Slurm is full; return what it said then, '' if it was not."""
     queued: list[int] = []
@@ -506,8 +504,9 @@ def _prepare(
 
 def _active_arrays(manifest: Manifest) -> dict[int, list[JobRecord]]:
     """Return the records of tasks that may still run, by array job; Slurm is asked if any may."""
+    own = {row.job_id for row in of_this_cluster(manifest.rows.values())}
     found: dict[int, list[JobRecord]] = {}
     for record in client.queue(mine=True) if manifest.rows else ():
-        if record.active and record.array_job is not None:
+        if record.active and record.array_job in own:
             found.setdefault(record.array_job, []).append(record)
     return found

@@ -6,8 +6,7 @@ import jsonschema
 import pytest
 
 from hpcdl.cli.framework import build_parser
-from hpcdl.jobs.launchers import LAUNCHERS
-from hpcdl.jobs.spec import JobSpec, job_schema
+from hpcdl.jobs.spec import LAUNCHERS, JobSpec, job_schema
 from hpcdl.system.declare import build, entries, read_file, typed
 from hpcdl.system.document import parse_document
 from hpcdl.system.errors import BadInput

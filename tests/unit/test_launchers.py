@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.jobs import JobSpec, Module, render_script
-from hpcdl.jobs.launchers import LAUNCHERS
+from hpcdl.jobs.spec import LAUNCHERS
 from hpcdl.slurm.unwrap import rank_starter
 from hpcdl.system.errors import BadInput
 from tests.make.sites import shipped

@@ -9,10 +9,10 @@ from unittest.mock import Mock
 import pytest
 
 from hpcdl.cli import main
-from hpcdl.jobs import JobSpec, Module, listing, sweep
-from hpcdl.jobs.listing import as_text, own_jobs
+from hpcdl.jobs import JobSpec, Module, sweep, watch
 from hpcdl.jobs.manifest import read_manifest
 from hpcdl.jobs.submission import Submission, index, submit
+from hpcdl.jobs.watch import list_text, own_jobs
 from hpcdl.slurm import client, once
 from tests.make.sites import takes_every_job
 from tests.strangers import as_root
@@ -44,7 +44,7 @@ def test_runs_are_listed_by_what_slurm_or_their_files_say(site):
         (7, "first", "p100", "FAILED", ended.folder),
     ]
     assert len(own_jobs(site, 1)) == 1
-    assert "second" in as_text(found)
+    assert "second" in list_text(found)
 
 
 def test_a_cancelled_job_is_listed_with_who_did_it(site, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_cancelled_job_is_listed_with_who_did_it(site, monkeypatch):
     monkeypatch.setattr(client, "accounted", lambda jobs: {7: root} if jobs == [7, 8] else 0)
     for _ in known:
         submit(site, JobSpec("p100"), Module(()))
-    states = [line.split()[3:6] for line in as_text(own_jobs(site, 5)).splitlines()[1:]]
+    states = [line.split()[3:6] for line in list_text(own_jobs(site, 5)).splitlines()[1:]]
     assert sorted(states) == [["CANCELLED", "by", "?"], ["CANCELLED", "by", "root"]]
 
 
@@ -109,7 +109,7 @@ def test_what_others_link_in_the_index_costs_nothing(site, monkeypatch):
         (index(site) / str(number)).symlink_to(site.paths.work / "theirs")
         os.chown(index(site) / str(number), 65534, 65534, follow_symlinks=False)
     sought = Mock(side_effect=lambda _, path: Submission(7, run.folder))
-    monkeypatch.setattr(listing, "find", sought)
+    monkeypatch.setattr(watch, "find", sought)
     assert [one.folder for one in own_jobs(site, 5)] == [run.folder]
     assert sought.call_count == 1
 
