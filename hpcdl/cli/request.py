@@ -213,7 +213,7 @@ def _check_words(program: Sequence[str], *, queued: bool) -> None:
     A data set is looked for where the job is queued: a script that is only printed may be for
     another machine.
     """
-    if not is_train(program) or len(program) == 2 or {"-h", "--help"} & set(program):
+    if not is_train(program) or len(program) == 2:
         return
     from hpcdl.train.options import SYNTHETIC, from_namespace
 

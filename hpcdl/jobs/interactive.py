@@ -58,8 +58,6 @@ def plan_shell(site: Site, spec: JobSpec, module: Module, where: Path) -> Shell:
     """The shell of a request; it begins in the directory `where`.
 
     `spec.program` runs in place of a prompt; () is a prompt.
-
-    Raises BadInput: the request is impossible; says what would fit.
     """
     folder = spec.job_dir or default_job_dir(site, spec.name, f"{utc_stamp()}-{os.getpid()}")
     # The program runs once, in the shell: of the script only the directives count.

@@ -253,9 +253,8 @@ def steps(slurm: SlurmDialect, what: str) -> list[dict[str, Any]]:
     """The facts about steps that hold on this release.
 
     `what` is a key of facts/slurm_steps.yaml: `options` that a step needs beyond those it always
-    has, those of ranks that fill one socket after another (`by_socket`), the `environment`
-    that a launcher needs, and the
-    variables that sbatch itself sets among those that srun reads as options (`set_by_sbatch`).
+    has, those of ranks that fill one socket after another (`by_socket`), the `environment` that a
+    launcher needs, and what sbatch sets of what srun reads as options (`set_by_sbatch`).
     """
     release = SlurmRelease.parse(slurm.version)
     return [row for row in _steps()[what] if span(row).holds(release)]

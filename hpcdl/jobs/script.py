@@ -115,15 +115,14 @@ class JobScript:
 
 @dataclass(frozen=True)
 class ArrayOf:
-    """A job array: its tasks, the file with a line of arguments for each, and where logs go.
+    """A job array: its tasks, and the file with a line of arguments for each.
 
-    The first argument of a line is the task's directory, the rest its program. `running` is the
-    most tasks at a time, None for no limit.
+    The first argument of a line is the task's directory, the rest its program; logs go to `logs`
+    beside the file. `running` is the most tasks at a time, None for no limit.
     """
 
     tasks: int
     arguments: Path
-    logs: Path
     running: int | None = None
 
 
@@ -240,7 +239,7 @@ def _values(
         "traps": launch.traps(spec) or not spec.signal_before,
         "inherited": launch.inherited(slurm, gpus=layout.gpus_per_node > 0),
         "step_environment": launch.variables(slurm, spec.launcher, layout.nodes),
-        "writes_result": _is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
+        "writes_result": is_train(spec.program) and not _has_option(spec.program, "--job-dir"),
         "stage": _stage(partition, spec),
         "preflight": _preflight(partition, spec, layout, module),
         "step": launch.launch_options(site, replace(spec, launcher="single"), layout),
@@ -280,7 +279,7 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
     """Return the program; for an array also the log, the directory and the program of a task."""
     # `hpcdl train` gets the job's data directory, unless its options name one already.
     named = _has_option(spec.program, "--data")
-    data = ' --data "$HPCDL_DATA"' if spec.data and _is_train(spec.program) and not named else ""
+    data = ' --data "$HPCDL_DATA"' if spec.data and is_train(spec.program) and not named else ""
     if array is None:
         argv = bash_words(launch.program_argv(site, spec, waits))
         return {"array": None, "program": argv + data}
@@ -289,7 +288,7 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
         "array": f"0-{array.tasks - 1}" + (f"%{array.running}" if array.running else ""),
         "foreseen": False,
         "arguments": array.arguments,
-        "log": sbatch_value(_literal(array.logs) + "/%A_%a.log"),
+        "log": sbatch_value(_literal(array.arguments.parent / "logs") + "/%A_%a.log"),
         "job_dir": '"${hpcdl_point[0]}"',
         "values": str(array.arguments.with_suffix(f".{VALUES}")),
         "program": f'{bash_words(wrapper)} "${{hpcdl_point[@]:1}}"'.lstrip() + data,
@@ -298,11 +297,6 @@ def _of_program(site: Site, spec: JobSpec, array: ArrayOf | None, waits: bool) -
 
 def _has_option(program: tuple[str, ...], option: str) -> bool:
     return any(one == option or one.startswith(f"{option}=") for one in program)
-
-
-def _is_train(program: tuple[str, ...]) -> bool:
-    """Whether the ranks run `hpcdl train`, of which the script knows what it writes."""
-    return is_train(program) and not {"-h", "--help"} & set(program)
 
 
 def _preflight(

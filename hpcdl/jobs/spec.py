@@ -438,8 +438,8 @@ def command_of(rest: Sequence[str]) -> tuple[str, ...]:
 
 
 def is_train(program: Sequence[str]) -> bool:
-    """Whether a program is `hpcdl train`."""
-    return tuple(program[:2]) == TRAIN
+    """Whether a program is `hpcdl train`, and does more than show its help."""
+    return tuple(program[:2]) == TRAIN and not {"-h", "--help"} & set(program)
 
 
 def check_spec(spec: JobSpec) -> JobSpec:

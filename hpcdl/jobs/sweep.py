@@ -424,7 +424,7 @@ def preview(
     arrays = []
     for number, (group, share) in enumerate(dealt, start=len(list(folder.glob("array-*.sh")))):
         file, spec = folder / f"array-{number:03d}.args", group[0].spec
-        array = ArrayOf(len(group), file, folder / "logs", share)
+        array = ArrayOf(len(group), file, share)
         script = render_script(site, spec, modules[spec.partition], array)
         lines = [
             bash_words((str(point_folder(folder, point)), *step_command(point.spec.program)))
@@ -507,6 +507,6 @@ def _active_arrays(manifest: Manifest) -> dict[int, list[JobRecord]]:
     own = {row.job_id for row in of_this_cluster(manifest.rows.values())}
     found: dict[int, list[JobRecord]] = {}
     for record in client.queue(mine=True) if manifest.rows else ():
-        if record.active and record.array_job in own:
+        if record.active and record.array_job is not None and record.array_job in own:
             found.setdefault(record.array_job, []).append(record)
     return found

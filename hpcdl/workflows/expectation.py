@@ -347,7 +347,7 @@ def _rate(e: Expectation) -> str:
 
 def training_of(program: Sequence[str], ranks: int, data: str | None = None) -> TrainingRun | None:
     """Return the training of a job's program on so many ranks; `data` is the job's own data set."""
-    if (program and not is_train(program)) or {"-h", "--help"} & {*program}:
+    if program and not is_train(program):
         return None
     try:
         options = parse(program[2:])

@@ -61,7 +61,7 @@ def script(name):
     site = with_version(replace(site, container=runtime or None), RELEASE)
     module = Module(()) if spec.container else MODULE
     sweep = Path("/work/me/sweeps/lr")
-    array = ArrayOf(8, sweep / "array-000.args", sweep / "logs", 4) if name == "array" else None
+    array = ArrayOf(8, sweep / "array-000.args", 4) if name == "array" else None
     return bare(render_script(site, spec, module, array).text)
 
 

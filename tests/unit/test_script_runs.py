@@ -155,7 +155,7 @@ def test_75_puts_the_job_back_into_the_queue_up_to_a_cap(tmp_path, restarts, req
 def test_a_task_of_an_array_is_requeued_alone(tmp_path):
     """The last task to start has the id of the array: by that, Slurm would run all of it again."""
     (tmp_path / "arguments").write_text(f"{tmp_path}/point bash -c 'exit 75'\n" * 3)
-    job = Job(tmp_path, "x", array=ArrayOf(3, tmp_path / "arguments", tmp_path))
+    job = Job(tmp_path, "x", array=ArrayOf(3, tmp_path / "arguments"))
     assert job.run(SLURM_ARRAY_JOB_ID="4711", SLURM_ARRAY_TASK_ID="2")[0] == 75
     assert [call for call in job.calls if "requeue" in call] == ["scontrol requeue 4711_2"]
 
