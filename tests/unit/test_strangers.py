@@ -16,7 +16,7 @@ import pytest
 from hpcdl import cli
 from hpcdl.cli import main
 from hpcdl.cluster import rootfs
-from hpcdl.jobs import JobSpec, Module, listing
+from hpcdl.jobs import JobSpec, Module, watch
 from hpcdl.jobs import sweep as sweeps
 from hpcdl.jobs.interactive import Shell, notebook, run_shell
 from hpcdl.jobs.script import _compiled_templates
@@ -225,7 +225,7 @@ def test_nobody_keeps_others_from_submitting_by_a_job_s_number(shared, site, can
     stranger(f"mkdir -p {index(site)}/7", shared)
     done = submit(site, JobSpec("p100", program=("true",)), Module(()))
     assert find(site, "7").folder == done.folder
-    assert [one.folder for one, _ in listing._submissions(site)] == [done.folder]
+    assert [one.folder for one, _ in watch._submissions(site)] == [done.folder]
     assert cancelled == []
 
 
