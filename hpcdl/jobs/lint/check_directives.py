@@ -16,7 +16,7 @@ from hpcdl.jobs.lint.parse import CONTINUED, BatchScript, SourceLine
 from hpcdl.jobs.lint.shell import names
 from hpcdl.slurm.fits import misfits
 from hpcdl.slurm.hostlist import expand_hostlist
-from hpcdl.slurm.options import known_options, letters, prefixes
+from hpcdl.slurm.options import known_options, letters, megabytes, prefixes
 from hpcdl.slurm.rules import SlurmRelease, Span, all_rules, mpi_plugins, span
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import count_of, nearest, one_of
@@ -67,7 +67,7 @@ def stray_directives(job: Job) -> Iterator[Hit]:
         found = found or (None if script.is_batch else _SWITCHED_OFF.match(line.text))
         if found and not line.text.startswith(_DIRECTIVES):
             words, _ = script.words_behind(line, found.end())
-            options = read_options(words, "sbatch", expands=False)
+            options = read_options(words, "sbatch", script.release, expands=False)
             again = line.text[found.end() :].strip() in right
             # One that names a script says how to submit it; of others sbatch knows the options.
             if not (again or options.rest) and all(one.fact for one in options.given):
@@ -162,10 +162,12 @@ def unknown_options(job: Job) -> Iterator[Hit]:
     plugins = job.cluster.plugin_options
     given = [(command, one) for command, options in job.commands_at() for one in options.given]
     for command, option in given:
-        name = option.name[:60]
-        if option.fact is not None:
-            yield from _outside(job, option, option.fact.span, f"--{option.fact.name}")
-        elif option.name not in (plugins or ()):
+        name, known = option.name[:60], option.fact and option.fact.span
+        if known and not known.holds(job.release):
+            early = known.since is not None and job.release < known.since
+            rule = "option-unknown" if early else "option-removed"
+            yield at(rule, option, f"--{option.name}: {known}")
+        elif not known and option.name not in (plugins or ()):
             if (command, name) not in close:
                 names = {*known_options(command), *(plugins or ())}
                 hint = _nearest(command, name, names) if len(close) < _MAX_SUGGESTIONS else ""
@@ -184,13 +186,6 @@ def _ambiguous(command: str, beginning: str) -> str:
     """Return the options that an abbreviation may mean, as a message; '' if it is unambiguous."""
     able = sorted({fact.name for fact in prefixes(command).get(beginning, ())})
     return f": it may be {one_of(f'--{name}' for name in able[:6])}" if len(able) > 1 else ""
-
-
-def _outside(job: Job, option: Option, releases: Span, what: str) -> Iterator[Hit]:
-    """A hit where the release is none of these: too early, or too late."""
-    if not releases.holds(job.release):
-        early = releases.since is not None and job.release < releases.since
-        yield at("option-unknown" if early else "option-removed", option, f"{what}: {releases}")
 
 
 def _nearest(command: str, name: str, names: Collection[str]) -> str:
@@ -280,7 +275,7 @@ def counts_of_nothing(job: Job) -> Iterator[Hit]:
         if per_task and per_task.text and not (part.has(*counted) or (nodes and part.nodes)):
             rule = "count-missing-of-nodes" if each and not nodes else "count-missing"
             yield at(rule, per_task, "the number of tasks or nodes is missing")
-        elif per_gpu and per_gpu.number != 0 and not part.has(*_ASK_FOR_GPUS):
+        elif per_gpu and megabytes(per_gpu.text) and not part.has(*_ASK_FOR_GPUS):
             yield at("count-wanted", per_gpu, "no GPUs are asked for")
         order = part.last("distribution")
         if order and order.text == "arbitrary" and not part.has("nodelist", "nodefile"):
@@ -395,8 +390,11 @@ def wrong_value(option: Option, release: SlurmRelease) -> str:
     if fact.argument == "none":
         return f"--{option.name} takes no value"
     for releases, pattern, row in _grammar().get(option.name, ()):
-        both = _RANGE.match(value) if row.get("ordered") else None
-        ordered = both is None or int(both[1]) % 2**32 <= int(both[2]) % 2**32
+        parts = value.split(",") if row.get("ordered") == "each" else [value]
+        pairs = [_RANGE.match(one.lstrip("[ +").partition("%")[0]) for one in parts]
+        ordered = "ordered" not in row or all(
+            int(one[1]) % 2**32 <= int(one[2]) % 2**32 for one in pairs if one
+        )
         if releases.holds(release) and not (ordered and pattern.fullmatch(value[:2000])):
             return f"'{option.text[:60]}' is not {row['expects']}"
     return ""

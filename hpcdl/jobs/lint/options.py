@@ -24,6 +24,7 @@ from hpcdl.slurm.options import (
     prefixes,
     slurm_minutes,
 )
+from hpcdl.slurm.rules import SlurmRelease
 
 _LAST = re.compile(r"(\d{1,9})\s*\]?\Z", re.A)
 _PER_NODE = {"gpus-per-node", "gres"}
@@ -195,8 +196,10 @@ class Options:
         )
 
 
-def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -> Options:
-    """The options at the beginning of `words`, for sbatch or srun.
+def read_options(
+    words: Sequence[Word], command: str, release: SlurmRelease, *, expands: bool = True
+) -> Options:
+    """The options at the beginning of `words`, for sbatch or srun of a release.
 
     `expands` is whether a shell reads them first, so that a variable may hold options.
     """
@@ -213,7 +216,7 @@ def read_options(words: Sequence[Word], command: str, *, expands: bool = True) -
                 break
             index += 1
         elif value.startswith("-") and len(value) > 1:
-            options, taken = _read(words[index : index + 2], command)
+            options, taken = _read(words[index : index + 2], command, release)
             given += options
             index += taken
         else:
@@ -228,12 +231,12 @@ def _holds_options(words: Sequence[Word], command: str) -> bool:
     return name in known_options(command) or bool(_OPTION_LIST.search(words[0].raw))
 
 
-def _read(words: Sequence[Word], command: str) -> tuple[list[Option], int]:
+def _read(words: Sequence[Word], command: str, release: SlurmRelease) -> tuple[list[Option], int]:
     """The options in a word, and how many words they take: a long one, or a cluster of letters."""
     text = words[0].value
     if text.startswith("--"):
         name, equals, value = text[2:].partition("=")
-        fact = known_options(command).get(name) or _meant(command, name)
+        fact = known_options(command).get(name) or _meant(command, name, release)
         option, taken = _option(words, fact, name, value if equals else None)
         return [option], taken
     options: list[Option] = []
@@ -248,12 +251,11 @@ def _read(words: Sequence[Word], command: str) -> tuple[list[Option], int]:
     return options, 1
 
 
-def _meant(command: str, beginning: str) -> OptionFact | None:
-    """The one option that begins so; of several the one that no release brought."""
+def _meant(command: str, beginning: str, release: SlurmRelease) -> OptionFact | None:
+    """The one option of the release that begins so, or the one of any."""
     able = prefixes(command).get(beginning, ())
-    always = [fact for fact in able if fact.span.since is None]
-    alone = able if len(able) == 1 else always
-    return alone[0] if len(alone) == 1 else None
+    here = [fact for fact in able if fact.span.holds(release)] or able
+    return here[0] if len(here) == 1 else None
 
 
 def _option(

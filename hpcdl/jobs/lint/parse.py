@@ -206,7 +206,7 @@ class BatchScript:
             if separator := _COMPONENT.match(line.text, match.end()):
                 component += 1
             words, broken = self.words_behind(line, (separator or match).end())
-            options = read_options(words, "sbatch", expands=False)
+            options = read_options(words, "sbatch", self.release, expands=False)
             directives.append(Directive(line, component, options, broken))
         return tuple(directives)
 
@@ -239,7 +239,7 @@ class BatchScript:
         found: list[JobStep] = []
         known: dict[str, tuple[str, ...]] = {}
         for command in self.commands:
-            found += _steps(command, known)
+            found += _steps(command, known, self.release)
             _note(command, known)
         return tuple(found)
 
@@ -320,7 +320,9 @@ def _assigned(command: ShellCommand) -> Iterator[Assignment]:
             yield Assignment(name, plain, word.raw, word.start, command, exported, adds)
 
 
-def _steps(command: ShellCommand, values: dict[str, tuple[str, ...]]) -> Iterator[JobStep]:
+def _steps(
+    command: ShellCommand, values: dict[str, tuple[str, ...]], release: SlurmRelease
+) -> Iterator[JobStep]:
     """The steps that a command launches: one, or one per component between colons."""
     words = [one for word in command.words[:_MAX_WORDS] for one in _filled(word, values)]
     words = _shell_line([*words, *command.words[_MAX_WORDS:]], values)
@@ -332,7 +334,7 @@ def _steps(command: ShellCommand, values: dict[str, tuple[str, ...]]) -> Iterato
     if launcher == "srun":
         colons = [place for place, word in enumerate(rest) if word.raw == ":"]
         for before, after in pairwise([-1, *colons, len(rest)]):
-            options = read_options(rest[before + 1 : after], "srun")
+            options = read_options(rest[before + 1 : after], "srun", release)
             yield JobStep(launcher, command, options, start, programs_of(options.rest))
     else:
         options = Options((), tuple(rest))

@@ -45,7 +45,7 @@ def rules_of(text, version="26.05", **more):
 )
 def test_options_are_read_in_all_their_spellings(line, command, options):
     """A beginning names one; an optional value stands behind `=` only; the program ends them."""
-    found = read_options([Word(word, 0) for word in line.split()], command).given
+    found = read_options([Word(word, 0) for word in line.split()], command, NEWEST).given
     assert [(one.name, one.value) for one in found] == options
 
 
@@ -65,10 +65,11 @@ def test_directives_take_quotes_escapes_comments_and_several_options_on_a_line()
     [
         (" --job-name=a\\ --ntasks=x", {"option-value"}, set()),
         ("\\ --hint=x", set(), {"directive-argument"}),
+        (" --res=x", set(), {"option-misspelt"}),
         (" -n1 :0", {"directive-argument"}, {"directive-argument"}),
     ],
 )
-def test_a_backslash_escapes_a_blank_since_24_05_and_a_colon_begins_no_word(line, before, since):
+def test_words_and_beginnings_of_options_are_those_of_the_release(line, before, since):
     text = f"{HEAD}#SBATCH{line}\ntrue\n"
     assert (rules_of(text, "23.11"), rules_of(text, "24.05")) == (before, since)
 
