@@ -97,11 +97,9 @@ def judge(probes: Sequence[Probe], expected: ExpectedAllocation) -> dict[int, st
     problems: dict[int, str] = {}
     faulty = any(p.gpu_faults for p in probes)
     of_ranks = (problem for p in probes for problem in _of_rank(p, expected, faulty=faulty))
-    for code, sentence in (*_world(probes, expected), *of_ranks):
+    of_nodes = () if faulty else _gpus_of_nodes(probes, expected)
+    for code, sentence in (*_world(probes, expected), *of_ranks, *of_nodes):
         problems.setdefault(code, sentence)  # one of a kind, however many ranks have it
-    if expected.gpus_per_node and not faulty:
-        for sentence in _gpus_of_nodes(probes, expected):
-            problems.setdefault(22, sentence)
     return dict(sorted(problems.items()))
 
 
@@ -176,7 +174,7 @@ def _of_rank(p: Probe, e: ExpectedAllocation, *, faulty: bool) -> Iterator[tuple
         yield 22, f"{who} sees no GPU"
 
 
-def _gpus_of_nodes(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[str]:
+def _gpus_of_nodes(probes: Sequence[Probe], e: ExpectedAllocation) -> Iterator[tuple[int, str]]:
     """Yield where ranks share a GPU, and which nodes show too few."""
     owners: dict[tuple[str, str | None], list[int]] = defaultdict(list)
     shown: dict[str, set[str]] = defaultdict(set)
@@ -184,11 +182,11 @@ def _gpus_of_nodes(probes: Sequence[Probe], expected: ExpectedAllocation) -> Ite
         owners[p.host, p.gpu].append(p.rank)
         shown[p.host].update(p.gpus)
     for (host, gpu), ranks in owners.items():
-        if len(ranks) > 1:
-            yield f"ranks {', '.join(map(str, ranks))} share GPU {gpu} of {host}"
+        if len(ranks) > 1 and e.gpus_per_node:
+            yield 22, f"ranks {', '.join(map(str, ranks))} share GPU {gpu} of {host}"
     for host, gpus in shown.items():
-        if len(gpus) < expected.gpus_per_node:
-            yield f"{host} shows the job {len(gpus)} of {expected.gpus_per_node} GPUs"
+        if len(gpus) < e.gpus_per_node:
+            yield 22, f"{host} shows the job {len(gpus)} of {e.gpus_per_node} GPUs"
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ from hpcdl.system.signals import terminable, undivided
 from hpcdl.system.text import utc_stamp
 from hpcdl.system.trust import user_of
 
-_LOCK = ".submit.lock"
+_LOCK, _UNCONFIRMED = ".submit.lock", "unconfirmed"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | No
 
     Its lock is entered into `stack`; one that is held is of a command that still runs.
     """
-    for link, place in links(_unconfirmed(site)):
+    for link, place in links(index(site, _UNCONFIRMED)):
         with ExitStack() as held, suppress(LockBusy):
             if (place / JOB.name).exists():
                 held.enter_context(locked(place / _LOCK, wait_seconds=0))
@@ -161,11 +161,11 @@ def _begun(site: Site, record: Mapping[str, Any], stack: ExitStack) -> Path | No
 
 def _write(site: Site, folder: Path, files: Mapping[str, bytes], record: Mapping[str, Any]) -> None:
     """The files of a job that is not queued yet; from here on its tokens find it."""
-    switch_link(_unconfirmed(site) / record["tokens"][0], str(folder))
+    switch_link(index(site, _UNCONFIRMED) / record["tokens"][0], str(folder))
     for name, content in files.items():
         write_atomic(folder / name, content, mode=0o755 if name == "job.sh" else 0o600)
     JOB.write(folder / JOB.name, record)
-    for place in (folder, folder.parent, _unconfirmed(site)):
+    for place in (folder, folder.parent, index(site, _UNCONFIRMED)):
         sync_directory(place)
 
 
@@ -210,7 +210,7 @@ def _forget(site: Site, folder: Path, tokens: Sequence[str]) -> None:
     for name in ("job.sh", VALUES, JOB.name):
         clear_leftovers(folder / name)
     for token in tokens[:1]:  # the last step: until then the same command is this one
-        (_unconfirmed(site) / token).unlink(missing_ok=True)
+        (index(site, _UNCONFIRMED) / token).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ def settle(site: Site) -> tuple[Unsettled, ...]:
     Raises SlurmAway: it does not answer.
     """
     left = []
-    for link, folder in links(_unconfirmed(site)):
+    for link, folder in links(index(site, _UNCONFIRMED)):
         with suppress(LockBusy):  # it is being submitted
             if not folder.is_dir():
                 link.unlink(missing_ok=True)
@@ -350,19 +350,10 @@ def release_of(script: str) -> str | None:
     return (asked(Path(script).parent).get("release") or None) if script else None
 
 
-def index(site: Site) -> Path:
-    """Return the directory of links, by job id, to the directories of submitted jobs."""
-    return _of_this_cluster(site, "by-id")
-
-
-def _unconfirmed(site: Site) -> Path:
-    """Return the directory of links, by token, to the directories of unconfirmed submissions."""
-    return _of_this_cluster(site, "unconfirmed")
-
-
-def _of_this_cluster(site: Site, name: str) -> Path:
+def index(site: Site, what: str = "by-id") -> Path:
+    """Return the directory of links to jobs' directories: by id, or `unconfirmed` ones by token."""
     cluster = embedded_cluster()
-    return site.paths.work / "jobs" / (f"{name}-{cluster}" if cluster else name)
+    return site.paths.work / "jobs" / (f"{what}-{cluster}" if cluster else what)
 
 
 def _withdraw(site: Site, folder: Path, tokens: Sequence[str]) -> None:
