@@ -18,6 +18,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,41 +57,31 @@ class LossGuard:
             )
 
 
-def is_out_of_memory(fault: BaseException) -> bool:
-    """Whether memory ran out, of device or host; for a full disk TensorFlow has the same error."""
-    kinds = (tf.errors.ResourceExhaustedError, MemoryError)
-    return isinstance(fault, kinds) and not _no_space_left(str(fault))
+def explain(fault: BaseException, batch: int, saved: str) -> HpcdlError | None:
+    """The error for a fault of others; None for our own.
 
-
-def _no_space_left(text: str) -> bool:
-    return any(os.strerror(number) in text for number in (errno.ENOSPC, errno.EDQUOT))
-
-
-def out_of_memory(why: str, batch: int) -> HpcdlError:
-    """The error for a batch per rank that does not fit."""
-    lines = why.splitlines() or [""]
-    first = next((line.strip() for line in lines if "OOM" in line), lines[0])
-    return MissingPrerequisite(
-        f"out of memory with {batch} examples per rank",
-        details=[first[:200]],
-        hint="a smaller --batch-per-rank; --set optimizer.gradient_accumulation_steps=N "
-        "updates the weights once in N steps",
-    )
-
-
-def explain(fault: BaseException, saved: str) -> HpcdlError | None:
-    """The error for a fault of others; None for our own. `saved`: what the run resumes from."""
-    text = str(fault)
-    if _no_space_left(text):
+    `batch` is that of each rank, `saved` what the run resumes from.
+    """
+    lines = str(fault).splitlines() or [""]
+    full = any(os.strerror(number) in str(fault) for number in (errno.ENOSPC, errno.EDQUOT))
+    if full:  # TensorFlow has one error for memory and disks
         message = "no space left on the file system"
         hint = "free some space, or choose another --job-dir"
-    elif "Horovod" in text:
+    elif isinstance(fault, (tf.errors.ResourceExhaustedError, MemoryError)):
+        # The frames that failed hold the batch that was too large.
+        traceback.clear_frames(fault.__traceback__)
+        return MissingPrerequisite(
+            f"out of memory with {batch} examples per rank",
+            details=[next((line.strip() for line in lines if "OOM" in line), lines[0])[:200]],
+            hint="a smaller --batch-per-rank; --set optimizer.gradient_accumulation_steps=N "
+            "updates the weights once in N steps",
+        )
+    elif "Horovod" in str(fault):
         message = "another rank has exited, so this one cannot continue"
         hint = "the first error in the log is the cause"
     else:
         return None
-    details = [text.splitlines()[0][:300]]
-    return MissingPrerequisite(message, details=details, hint=f"{hint}; {saved}")
+    return MissingPrerequisite(message, details=[lines[0][:300]], hint=f"{hint}; {saved}")
 
 
 class StepWatchdog:

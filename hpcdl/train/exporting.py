@@ -69,11 +69,8 @@ def _write(model: Any, path: Path, recipe: ModelRecipe, description: Mapping[str
     path.mkdir(parents=True)
     model.save(path / _KERAS)
     model.save_weights(path / "model.weights.h5")
-    if hasattr(model, "export"):
-        quiet = {"verbose": False} if getattr(tf.keras, "__version__", "2") >= "3" else {}
-        model.export(str(path / "saved_model"), **quiet)
-    else:
-        tf.saved_model.save(model, str(path / "saved_model"))
+    quiet = {"verbose": False} if getattr(tf.keras, "__version__", "2") >= "3" else {}
+    model.export(str(path / "saved_model"), **quiet)
     write_json(path / "model.json", {"schema": 1, "model": recipe.name, **description})
 
 

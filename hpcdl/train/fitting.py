@@ -95,7 +95,9 @@ class Training:
     @property
     def variables(self) -> list[Any]:
         """All that training changes: weights first, then random states, then the optimizer's."""
-        own = [*self.model.weights, *random_states(self.model), *optimizer_variables(self.model)]
+        optimizer = self.model.optimizer.variables
+        optimizer = optimizer() if callable(optimizer) else optimizer  # in some Keras 2
+        own = [*self.model.weights, *random_states(self.model), *optimizer]
         unique = {id(variable): variable for variable in own}
         return [raw(variable) for variable in unique.values()]
 
@@ -218,12 +220,17 @@ def make_training(
     model = recipe.build()
     keras_parts.check_layers(model, ranks.size)
     fused = fuse(model) if settings_of(options.settings, "fit").get("fused", True) else 0
-    keras_parts.check_settings(options, compiled=(own := is_compiled(model)))
+    # By the model's own function; the second is Keras 2's.
+    own = bool(getattr(model, "compiled", getattr(model, "_is_compiled", False)))
+    keras_parts.check_settings(options, compiled=own)
     weights = keras_parts.class_weight(options, source.classes)
     callbacks = keras_parts.make_callbacks(options, first=ranks.rank == 0)
     alone_xla = options.xla and ranks.size == 1
     if own:
-        optimizer, losses = _compiled_parts(model, source)
+        optimizer, losses = model.optimizer, model.loss
+        specs = tf.nest.flatten(source.label_spec)
+        for loss, spec in zip(tf.nest.flatten(losses), specs, strict=False):
+            keras_parts.check_labels(loss, spec)
     else:
         outputs = tf.nest.flatten(model(recipe.example()))
         losses = keras_parts.make_losses(options, model, outputs, source, task)
@@ -244,26 +251,6 @@ def make_training(
     _prepare_inputs(model, source, width)
     run = (options, numbers, ranks, recipe, source, signals)
     return Training(*run, model, board, callbacks, most, fused, weights)
-
-
-def _compiled_parts(model: Any, source: DataSource) -> tuple[Any, Any]:
-    """Return optimizer and loss of a model that its program compiled, checked for this run."""
-    optimizer, losses = model.optimizer, model.loss
-    specs = tf.nest.flatten(source.label_spec)
-    for loss, spec in zip(tf.nest.flatten(losses), specs, strict=False):
-        keras_parts.check_labels(loss, spec)
-    return optimizer, losses
-
-
-def is_compiled(model: Any) -> bool:
-    """Return whether the model's own function has compiled it."""
-    return bool(getattr(model, "compiled", getattr(model, "_is_compiled", False)))
-
-
-def optimizer_variables(model: Any) -> list[Any]:
-    """Return all that the optimizer remembers; Keras 2 has a method in some releases."""
-    variables = model.optimizer.variables
-    return list(variables() if callable(variables) else variables)
 
 
 def raw(variable: Any) -> Any:

@@ -90,25 +90,19 @@ def parameters_of(model: Any) -> int:
 
 def takes_classes(name: str) -> bool:
     """Return whether a user's model function wants the number of classes."""
-    return ":" not in name or len(_positional(user_function("--model", name))) > 1
+    return ":" not in name or _taken(user_function("--model", name)) > 1
 
 
-def _positional(function: Callable[..., Any]) -> list[str]:
+def _taken(function: Callable[..., Any]) -> int:
+    """How many of (shape, classes) a function takes."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ["shape", "classes"]
-    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
-        return ["shape", "classes"]
-    return [parameter.name for parameter in parameters if parameter.kind in kinds]
+    return sum(one.kind in kinds for one in inspect.signature(function).parameters.values())
 
 
 def _builder(name: str) -> Callable[..., Any]:
     if ":" in name:
         function = user_function("--model", name)
-        count = min(2, len(_positional(function)))
-        return lambda shape, classes: function(*(shape, classes)[:count])
+        return lambda *shape_and_classes: function(*shape_and_classes[: _taken(function)])
     row = facts_of(name)
     if row["builder"] == "keras":
         application = getattr(tf.keras.applications, row["application"])

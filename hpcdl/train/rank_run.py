@@ -10,7 +10,6 @@ import math
 import os
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
@@ -168,13 +167,9 @@ class RankRun:
     def _clear(self, fault: BaseException) -> HpcdlError | None:
         if isinstance(fault, HpcdlError):
             return fault
-        if not diagnostics.is_out_of_memory(fault):
-            saved = checkpoint.describe_saved(self.options.folder / "checkpoints")
-            return diagnostics.explain(fault, saved)
-        # The frames that failed hold the batch that was too large.
-        traceback.clear_frames(fault.__traceback__)
         batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
-        return diagnostics.out_of_memory(str(fault), batch)
+        saved = checkpoint.describe_saved(self.options.folder / "checkpoints")
+        return diagnostics.explain(fault, batch, saved)
 
     def _prepare(self) -> Training:
         options, ranks = self.options, self.ranks

@@ -142,7 +142,6 @@ FILES = {
     "data-later/dataset.json": json.dumps({"schema": 99}),
     "data-empty-table/dataset.json": json.dumps({"schema": 1}),
     **{f"data-{kind}/x.tfrecord": "" for kind in ("cut", "later", "empty-table", "binary")},
-    "labels.csv": "a.jpg,1\nb.jpg,one\n",
     "images/a.txt": "",
     "job-there/job.json": "{}",
     "job-there/job.sh": "",

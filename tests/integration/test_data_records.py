@@ -255,26 +255,28 @@ def test_records_that_another_made_are_not_lost(runs, copied):
     assert {path.name for path in copied.iterdir()} == before.keys() - {"dataset.json"}
 
 
-def test_images_with_a_table_become_records_and_its_faults_are_named_by_line(runs):
+def test_images_with_a_table_become_records_by_the_example(runs, fed):
     images, table = runs.folder / "images", runs.folder / "labels.csv"
     images.mkdir()
-    files = {f"{n}.jpg": picture(64, 60 + n) for n in range(12)}
-    for name, data in {**files, "cut.jpg": BAD[3], "text.jpg": BAD[1]}.items():
-        (images / name).write_bytes(data)
-    (runs.folder / "own.jpg").write_bytes(files["1.jpg"])  # a stranger's table may name it
+    for number in range(12):
+        form = ("JPEG", "PNG")[number % 2]
+        (images / f"{number}.jpg").write_bytes(picture(64, 60 + number, form))
     rows = [f"{n}.jpg,{('cat', 'dog')[n % 2]}" for n in range(12)]
-    words = ("make", "folder", "mine", "--images=images", "--labels=labels.csv")
-    for lines, says in (
-        (["no.jpg,cat", "1.jpg", *rows], ("csv:2: there is no image", "csv:3: no label")),
-        (["1.jpg,cat", "cut.jpg,dog"], ("cut.jpg cannot be read", "take line 3 out of the CSV")),
-        (["1.jpg,cat", "1.jpg,dog"], ("csv:3: the image of line 2 again",)),
-        (["1.jpg,cat", "../own.jpg,cat"], ("csv:3: there is no image", "own.jpg in")),
-        (["1.jpg,cat", "text.jpg,"], ("csv:3: no label",)),
-    ):
-        table.write_text("\n".join(["file,class", *lines]))
-        runs.data(*words, code=2, says=says)
     table.write_text("\n".join(["file,class", *rows]))
-    runs.data(*words, "--shards=2", "--test=0.25", says="9 to train, 3 to test")
-    table.write_text("1.jpg,cat\n")
-    said = "1 to train"  # one image is always left to train
-    runs.data("make", "folder", "one", *words[3:], "--test=0.9", says=said)
+    program = [runs.python, ROOT / "examples/records_of_images.py"]
+
+    def made(*words):
+        argv = [*program, *words]
+        env = environment() | {"PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            argv, cwd=runs.folder, env=env, capture_output=True, text=True, check=False
+        )
+
+    done = made("set", "images", "labels.csv", "0.25")
+    assert done.stdout == "0 cat, 1 dog\nhpcdl data inspect --index set --classes 0-1\n"
+    runs.data("inspect", "--index", "set", "--classes=0-1", says="12 records")
+    assert fed("--steps=2", "--global-batch=8").metrics["test_images"] == 3
+    table.write_text("file,class\n../own.jpg,cat\n")
+    (runs.folder / "own.jpg").write_bytes(picture(64, 60))  # a stranger's table may name it
+    said = made("other", "images", "labels.csv").stderr
+    assert "line 2: there is no image images/own.jpg" in said

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from hpcdl.results.records import RESULT
-from tests.integration.train_runs import Runs
+from tests.integration.train_runs import ROOT, Runs
 
 pytestmark = pytest.mark.stack
 STEPS = ("--steps=60", "--global-batch=64")
@@ -206,8 +206,9 @@ def network(shape, classes):
 def test_areas_over_two_ranks_are_sklearns_on_all_predictions(runs, model, words, area):
     runs.write("small.py", SMALL)
     runs.script("-c", IMAGES, "chest", "320")
-    asked = "--images=chest --labels=chest.csv --shards=4 --test=0.3"
-    runs.data("make", "folder", "set", *asked.split(), says="224 to train, 96 to test")
+    program = (ROOT / "examples/records_of_images.py").read_text()
+    runs.script("-c", program + "\nprint(0)", "set", "chest", "chest.csv", "0.3")
+    runs.data("inspect", "--index", "--classes=findings", "set", says="320 records")
     whole = ("--data=set", f"--model={model}", "--image-size=32", "--global-batch=32", *words)
     done = runs.train(*whole, ranks=2, timeout=3000)
     ours = done.metrics

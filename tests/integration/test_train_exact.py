@@ -45,9 +45,7 @@ def records(folder, shards, replaced=None):
     for shard, file in enumerate(files):
         write(file, images[shard * each : (shard + 1) * each])
     described = tuple(describe_shard(file, each) for file in files)
-    write_dataset(
-        Dataset(folder, "folder", "jpeg", (8, 8, 3), 48, 1.0, 1, "test", {"train": described})
-    )
+    write_dataset(Dataset(folder, "folder", "jpeg", (8, 8, 3), 48, 1.0, {"train": described}))
     return folder
 
 

@@ -3,7 +3,7 @@
 import io
 import json
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +16,6 @@ from hpcdl.train.data import dataset, making
 from hpcdl.train.data.__main__ import main
 from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
 from hpcdl.train.data.photos import PhotoRequest, parts_of, stream, stripes
-from hpcdl.train.data.table import read_table, request_of
 
 ASKED = ("--count=8", "--test=4", "--shards=1", "--size=64x48", "--bytes=3500", "--classes=10")
 
@@ -30,9 +29,7 @@ def photos(folder):
         splits[split] = (shard,)
     asked = asdict(PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1))
     write_dataset(
-        Dataset(
-            folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, 1, "", splits, "classes", 1, asked
-        )
+        Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, splits, "classes", 1, asked)
     )
 
 
@@ -62,7 +59,7 @@ def test_other_photos_are_never_lost(tmp_path, argument, capsys):
     assert would(tmp_path, capsys, f"--{argument}") == "refused"
 
 
-@pytest.mark.parametrize("text", ["", "7", "[" * 100_000, '{"schema": 1, "seed": 1e999}'])
+@pytest.mark.parametrize("text", ["", "7", "[" * 100_000, '{"schema": 1, "classes": 1e999}'])
 def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
     photos(tmp_path)
     whole = json.loads((tmp_path / dataset.FILE).read_text())
@@ -85,7 +82,7 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
 
     def make(seed, record):
         asked = {"seed": seed}
-        made = Dataset(folder, "photos", "jpeg", (8, 8, 3), 1, 1.0, seed, "", {}, request=asked)
+        made = Dataset(folder, "photos", "jpeg", (8, 8, 3), 1, 1.0, {}, request=asked)
         return making.make_dataset(made, {"train": (range(4), 2)}, record, threads=1)
 
     def meanwhile(number):
@@ -101,27 +98,6 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     assert make(1, lambda _: b"3").splits == dataset.read_dataset(folder).splits
     assert {path.read_bytes() for path in folder.glob("train-*")} == {b"11"}, "the first is kept"
     assert [*tmp_path.iterdir()] == [folder]
-
-
-def test_records_of_images_and_a_table_that_did_not_change_are_kept(tmp_path, capsys):
-    images, table, made = tmp_path / "images", tmp_path / "labels.csv", tmp_path / "made"
-    for folder in (images, made):
-        folder.mkdir()
-    (images / "1.jpg").write_bytes(b"one")
-    table.write_text("1.jpg,cat\n")
-    request = request_of(images, table, read_table(images, table), shards=16, test=0.1, seed=1)
-    whole = Dataset(made, "folder", "jpeg", (4, 4, 3), 1, 255.0, 1, "", {"train": ()})
-    write_dataset(whole)
-
-    def answer():
-        argv = ("make", "folder", str(made), f"--images={images}", f"--labels={table}")
-        return main([*argv, "--dry-run"]), capsys.readouterr().out
-
-    assert answer() == (2, ""), "nothing says what it was made of"
-    write_dataset(replace(whole, request=request))
-    assert answer() == (0, f"would keep the folder in {made}\n")
-    (images / "1.jpg").write_bytes(b"mended")
-    assert answer() == (2, "")
 
 
 def test_every_finding_looks_different_is_seen_and_is_the_same_when_mirrored():

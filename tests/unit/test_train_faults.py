@@ -12,7 +12,7 @@ np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.results.records import RESULT  # noqa: E402
 from hpcdl.train import diagnostics, program, ranks, stop_signals  # noqa: E402
-from hpcdl.train.diagnostics import StepWatchdog, explain, is_out_of_memory, out_of_memory  # noqa: E402
+from hpcdl.train.diagnostics import StepWatchdog, explain  # noqa: E402
 from hpcdl.train.startup import RankPlace  # noqa: E402
 from hpcdl.train.stop_signals import Interrupted, StopSignals  # noqa: E402
 
@@ -24,18 +24,17 @@ class Exhausted(Exception):
 def test_a_lack_of_memory_and_a_full_disk_are_told_apart(monkeypatch):
     errors = SimpleNamespace(ResourceExhaustedError=Exhausted)
     monkeypatch.setattr(diagnostics, "tf", SimpleNamespace(errors=errors))
-    full = Exhausted("/job/events; No space left on device")
-    assert is_out_of_memory(Exhausted("OOM when allocating tensor"))
-    assert is_out_of_memory(MemoryError())
-    assert not is_out_of_memory(full)
-    error = explain(full, "there is no checkpoint yet")
+    error = explain(Exhausted("/job/events; No space left on device"), 96, "there is none yet")
     assert error is not None
     assert (error.message, error.exit_code) == ("no space left on the file system", 3)
-    assert "there is no checkpoint yet" in (error.hint or "")
-    assert explain(ValueError("ours"), "") is None
-    error = out_of_memory("Graph error:\n  OOM when allocating\nmore", 96)
+    assert "there is none yet" in (error.hint or "")
+    assert explain(ValueError("ours"), 96, "") is None
+    error = explain(Exhausted("Graph error:\n  OOM when allocating\nmore"), 96, "")
+    assert error is not None
+    assert error.message == "out of memory with 96 examples per rank"
     assert (error.details, error.exit_code) == (("OOM when allocating",), 3)
     assert "gradient_accumulation_steps" in (error.hint or "")
+    assert "out of memory" in getattr(explain(MemoryError(), 1, ""), "message", "")
 
 
 def test_a_slow_start_is_no_hang_whatever_the_limit_of_a_step(tmp_path):

@@ -20,7 +20,6 @@ from hpcdl.train.data.dataset import (
     require_room,
     shard_files,
 )
-from hpcdl.train.data.table import ImageRow, read_table, request_of
 from hpcdl.train.startup import import_tensorflow, this_place
 
 _SEED = 1
@@ -41,14 +40,14 @@ def main(argv: list[str] | None = None) -> int:
 
 def _make(args: argparse.Namespace) -> ExitCode:
     folder = Path(args.folder).absolute()
-    request, rows = _asked(args)
+    request = _asked(args)
     existing = made_before(folder, request)
     if existing is None:
         require_room(folder)
     if args.dry_run:
         print(f"would {'keep' if existing else 'write'} the {args.kind} in {folder}")
         return ExitCode.OK
-    dataset = existing or _made(folder, args.kind, request, rows)
+    dataset = existing or _made(folder, args.kind, request)
     counts = {split: dataset.examples(split) for split in dataset.splits}
     if args.json:
         values = {
@@ -65,41 +64,31 @@ def _make(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _asked(args: argparse.Namespace) -> tuple[dict[str, Any], list[ImageRow]]:
-    """Return the records' inputs, as JSON values, and the rows of a table of labels."""
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what the records are made of, as JSON values: equal ones need no new records."""
     if args.kind == "digits":
-        return {"kind": "digits", "seed": _SEED}, []
-    if args.kind == "photos":
-        asked = {name: getattr(args, name) for name in ("count", "bytes", "shards")}
-        (width, height), (task, classes, _) = args.size, labels_of(args.classes)
-        test = args.test or 0.0
-        asked |= {
-            "seed": _SEED,
-            "test": round(test if test >= 1 else test * args.count),
-            "classes": classes,
-        }
-        return {**asked, "task": task, "width": width, "height": height}, []
-    if not args.images or not args.labels:
-        raise BadInput("`data make folder` needs --images DIR and --labels CSV")
-    images, table = Path(args.images).absolute(), Path(args.labels).absolute()
-    rows = read_table(images, table)
-    test = 0.1 if args.test is None else args.test
-    share = test if test < 1 else test / len(rows)
-    asked = request_of(images, table, rows, shards=args.shards, test=share, seed=_SEED)
-    return asked, rows
+        return {"kind": "digits", "seed": _SEED}
+    (width, height), (task, classes, _) = args.size, labels_of(args.classes)
+    return {
+        **{name: getattr(args, name) for name in ("count", "bytes", "shards")},
+        "seed": _SEED,
+        "test": round(args.test if args.test >= 1 else args.test * args.count),
+        "classes": classes,
+        "task": task,
+        "width": width,
+        "height": height,
+    }
 
 
-def _made(folder: Path, kind: str, request: dict[str, Any], rows: list[ImageRow]) -> Dataset:
+def _made(folder: Path, kind: str, request: dict[str, Any]) -> Dataset:
     threads = _tensorflow()
     if kind == "photos":
         from hpcdl.train.data.photos import PhotoRequest, make_photos
 
         return make_photos(folder, PhotoRequest(**request), threads)
-    from hpcdl.train.data.making import make_digits, make_from_folder
+    from hpcdl.train.data.making import make_digits
 
-    if kind == "digits":
-        return make_digits(folder, request, threads)
-    return make_from_folder(folder, rows, request, threads)
+    return make_digits(folder, request, threads)
 
 
 def _inspect(args: argparse.Namespace) -> ExitCode:
@@ -110,15 +99,12 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
         raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
     dataset = load_dataset(folder) if described else None
     threads = _tensorflow()
-    from hpcdl.train.data.inspecting import compared, index, inspect
+    from hpcdl.train.data.inspecting import index, inspect
     from hpcdl.train.data.pipeline import fault_of
 
-    report = inspect(
-        folder, threads, partial(fault_of, dataset) if dataset and args.decode else None
-    )
-    if dataset:
-        report = compared(report, dataset)
-    elif args.index:
+    judge = partial(fault_of, dataset) if dataset and args.decode else None
+    report = inspect(folder, threads, dataset, judge)
+    if args.index:
         index(folder, report, *labels_of(args.classes))
     print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
     return ExitCode.OK if report.sound else ExitCode.NO

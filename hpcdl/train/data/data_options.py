@@ -23,22 +23,17 @@ def _add(
 
 
 def _make(parser: argparse.ArgumentParser) -> None:
-    kinds = ("digits", "photos", "folder")
-    parser.add_argument("kind", choices=kinds, help="kind of data set")
+    parser.add_argument("kind", choices=("digits", "photos"), help="kind of data set")
     parser.add_argument("folder", metavar="DIR", help="directory of the records")
     shards = at_least(1, _MOST_SHARDS)
     _add(parser, "--shards", 16, "number of training files (default 16; digits: always 4)", shards)
-    test_help = "test images, or a part of all (default: no photos, 0.1 of a folder's images)"
-    _add(parser, "--test", None, test_help, amount, "X")
     photos = parser.add_argument_group("kind photos: JPEGs like photographs, for studies of input")
     _add(photos, "--count", 1280, "training images (default 1280)")
+    _add(photos, "--test", 0.0, "test images, or a part of `--count` (default none)", amount, "X")
     size_help = "pixels (default 500x375, ImageNet's most common)"
     _add(photos, "--size", "500x375", size_help, _size, "WxH")
     _add(photos, "--bytes", 77_000, "mean bytes of an image (default 77000)")
     _classes(photos, "number of classes (default 1000), or 'findings': ChestX-ray14's 14")
-    images = parser.add_argument_group("kind folder: records from your own images")
-    images.add_argument("--images", metavar="DIR", help="directory of the images")
-    images.add_argument("--labels", metavar="CSV", help="rows of: file name, class or classes|...")
 
 
 def _inspect(parser: argparse.ArgumentParser) -> None:

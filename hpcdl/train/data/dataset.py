@@ -60,8 +60,6 @@ class Dataset:
     shape: tuple[int, int, int]
     classes: int
     scale: float
-    seed: int
-    source: str
     splits: dict[str, tuple[Shard, ...]]
     task: str = "classes"
     label_offset: int = 0

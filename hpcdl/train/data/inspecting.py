@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,15 +82,23 @@ class DataReport:
         return "\n".join(lines)
 
 
-def inspect(folder: Path, threads: int, judge: Judge | None = None) -> DataReport:
-    """Look at every shard, `threads` at a time; `judge` looks into every record, too."""
+def inspect(
+    folder: Path, threads: int, promised: Dataset | None = None, judge: Judge | None = None
+) -> DataReport:
+    """Look at every shard, `threads` at a time; `judge` looks into every record, too.
+
+    What differs from the records that a dataset.json has `promised` is a fault.
+    """
     files = shard_files(folder)
+    shards = [one for split in promised.splits.values() for one in split] if promised else []
+    wanted = {shard.name: shard.examples for shard in shards}
     with ThreadPoolExecutor(threads) as pool:
-        shards = tuple(pool.map(partial(_look, judge=judge), files))
-    return DataReport(folder, shards, tuple(missing(files)))
+        found = tuple(pool.map(partial(_look, judge=judge, wanted=wanted), files))
+    absent = missing(files) | (wanted.keys() - {path.name for path in files})
+    return DataReport(folder, found, tuple(sorted(absent)))
 
 
-def _look(path: Path, judge: Judge | None) -> ShardReport:
+def _look(path: Path, judge: Judge | None, wanted: dict[str, int]) -> ShardReport:
     size, read, faults = path.stat().st_size, 0, []
     if not size:
         faults.append("the file is empty")
@@ -102,23 +110,10 @@ def _look(path: Path, judge: Judge | None) -> ShardReport:
     except tf.errors.OpError as fault:
         why, *_ = reason(fault).split("'")  # behind it is what was read
         faults.append(f"after {read:,} records: {why}")
+    count = wanted.get(path.name, read)
+    if not faults and read != count:
+        faults.append(f"the file ends after {read:,} records, {FILE} promises {count:,}")
     return ShardReport(path.name, read, size, tuple(faults))
-
-
-def compared(report: DataReport, dataset: Dataset) -> DataReport:
-    """The report, with what differs from the records that dataset.json promises of every shard."""
-    promised = {one.name: one.examples for shards in dataset.splits.values() for one in shards}
-
-    def judged(shard: ShardReport) -> ShardReport:
-        wanted = promised.get(shard.name, shard.records)
-        if shard.faults or shard.records == wanted:
-            return shard
-        why = f"the file ends after {shard.records:,} records, {FILE} promises {wanted:,}"
-        return replace(shard, faults=(why,))
-
-    absent = {*report.missing, *promised} - {shard.name for shard in report.shards}
-    shards = tuple(map(judged, report.shards))
-    return replace(report, shards=shards, missing=tuple(sorted(absent)))
 
 
 def index(folder: Path, report: DataReport, task: str, classes: int, offset: int) -> None:
@@ -133,22 +128,15 @@ def index(folder: Path, report: DataReport, task: str, classes: int, offset: int
         described = describe_shard(folder / shard.name, shard.records)
         splits[split] = (*splits.get(split, ()), described)
     shape = (224, 224, 3)
-    write_dataset(
-        Dataset(
-            folder, "records", "jpeg", shape, classes, 255.0, 0, "indexed", splits, task, offset
-        )
-    )
+    write_dataset(Dataset(folder, "records", "jpeg", shape, classes, 255.0, splits, task, offset))
 
 
-def missing(files: Sequence[Path]) -> list[str]:
+def missing(files: Sequence[Path]) -> set[str]:
     """Names that the numbering `-00003-of-00016` promises, and are not there."""
     there = {path.name for path in files}
     promised = set()
     for name in there:
-        stem, of, rest = name.partition("-of-")
-        total, dot, suffix = rest.partition(".")
-        head, dash, number = stem.rpartition("-")
-        if of and dash and all(re.fullmatch("[0-9]{1,6}", text) for text in (total, number)):
-            width = len(number)
-            promised |= {f"{head}-{n:0{width}d}-of-{total}{dot}{suffix}" for n in range(int(total))}
-    return sorted(promised - there)
+        if match := re.fullmatch(r"(.*-)([0-9]{1,6})(-of-([0-9]{1,6})(\..*)?)", name):
+            head, number, rest, total, _ = match.groups()
+            promised |= {f"{head}{n:0{len(number)}d}{rest}" for n in range(int(total))}
+    return promised - there

@@ -1,4 +1,4 @@
-"""Makes data sets: digits, and records of a directory of images; photos.py those of photographs.
+"""Makes data sets: digits, and for photos.py photographs.
 
 A maker says what each shard holds. They are written side by side in a directory of their own, which
 is renamed as a whole: a data set is complete or absent.
@@ -11,14 +11,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.resources import scratch_directory
 from hpcdl.system.text import StatusLine
@@ -30,11 +29,8 @@ from hpcdl.train.data.dataset import (
     require_room,
     write_dataset,
 )
-from hpcdl.train.data.source import reason
-from hpcdl.train.data.table import ImageRow, are_several, names_of
 
 _TEST_DIGITS = 357
-_DIGITS = "scikit-learn load_digits: UCI ML optical recognition of handwritten digits, test set"
 Parts = Mapping[str, tuple[Sequence[Any], int]]
 """By split: the items that become records, and the number of shards, to which they go in turn."""
 
@@ -118,11 +114,8 @@ def _write(path: Path, items: Sequence[Any], record: Callable[[Any], bytes]) -> 
     return describe_shard(path, len(items))
 
 
-# ---- digits, and a directory of images ----
-
-
 def make_digits(folder: Path, request: dict[str, Any], threads: int) -> Dataset:
-    """Scikit-learn's 1,797 handwritten digits (8x8), a data set that comes with a Python package.
+    """Scikit-learn's 1,797 handwritten digits (8x8): UCI ML's optical recognition, test set.
 
     The split and the order are drawn from the seed; the same seed gives the same bytes. Raises
     MissingPrerequisite: scikit-learn is missing, or no space is left.
@@ -143,66 +136,5 @@ def make_digits(folder: Path, request: dict[str, Any], threads: int) -> Dataset:
     # RandomState's stream is frozen by NumPy: the split never changes with a version.
     order = np.random.RandomState(request["seed"]).permutation(len(labels)).tolist()
     parts = {"train": (order[:-_TEST_DIGITS], 4), "test": (order[-_TEST_DIGITS:], 2)}
-    dataset = Dataset(
-        folder, "digits", "raw", (8, 8, 1), 10, 16.0, request["seed"], _DIGITS, {}, request=request
-    )
+    dataset = Dataset(folder, "digits", "raw", (8, 8, 1), 10, 16.0, {}, request=request)
     return make_dataset(dataset, parts, record, threads)
-
-
-def make_from_folder(
-    folder: Path, rows: Sequence[ImageRow], request: dict[str, Any], threads: int
-) -> Dataset:
-    """Records of the images that `rows` name, as medical data often come; of `table.request_of`.
-
-    Raises BadInput: an image cannot be read.
-    """
-    names, several, seed = names_of(rows), are_several(rows), request["seed"]
-    order = [rows[i] for i in np.random.RandomState(seed % 2**32).permutation(len(rows))]
-    tested = min(round(len(rows) * request["test"]), len(rows) - 1)
-    record = partial(_image_record, names=names, several=several)
-    shards = request["shards"]
-    tests = (order[:tested], round(shards * request["test"]))
-    parts = {"train": (order[tested:], shards), "test": tests}
-    image = tf.io.decode_image(_as_jpeg(order[0]), channels=3, expand_animations=False)
-    source = f"{Path(request['images']).name} with {Path(request['labels']).name}"
-    dataset = Dataset(
-        folder,
-        "folder",
-        "jpeg",
-        (int(image.shape[0]), int(image.shape[1]), 3),
-        len(names),
-        255.0,
-        seed,
-        source,
-        {},
-        "findings" if several else "classes",
-        request=request,
-    )
-    return make_dataset(dataset, parts, record, threads)
-
-
-def _image_record(row: ImageRow, names: tuple[str, ...], several: bool) -> bytes:
-    data = _as_jpeg(row)
-    label: dict[str, Any] = (
-        {"image__labels": [int(name in row.labels) for name in names]}
-        if several
-        else {"image__class__label": names.index(row.labels[0])}
-    )
-    return example(
-        image__encoded=data, image__format="JPEG", image__filename=row.path.name, **label
-    )
-
-
-def _as_jpeg(row: ImageRow) -> bytes:
-    """The file where it is a JPEG, else its pixels as one."""
-    try:
-        data = row.path.read_bytes()
-        image = tf.io.decode_image(data, channels=3, expand_animations=False)
-        if data.startswith(b"\xff\xd8"):
-            return data
-        return bytes(tf.io.encode_jpeg(image, quality=95).numpy())
-    except (OSError, tf.errors.InvalidArgumentError) as fault:
-        raise BadInput(
-            f"the image {row.path} cannot be read: {reason(fault)}",
-            hint=f"repair it, or take line {row.line} out of the CSV",
-        ) from fault

@@ -26,7 +26,6 @@ _TEXTURES = 6
 _QUALITY = 88
 _FIRST_TEST = 1 << 31
 """The number of the first test image: far from all numbers that are trained on."""
-_SOURCE = "hpcdl data make photos: 1/f textures with noise, other ones to test with"
 _FINDING_SHARE = 0.2
 _FINDING_STRENGTH = 72.0  # of 255; the textures' own spread is 48
 
@@ -56,8 +55,6 @@ def make_photos(folder: Path, request: PhotoRequest, threads: int) -> Dataset:
         (request.height, request.width, 3),
         len(FINDINGS) if with_findings else request.classes,
         255.0,
-        request.seed,
-        _SOURCE,
         {},
         request.task,
         0 if with_findings else 1,
