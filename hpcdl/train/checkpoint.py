@@ -42,17 +42,12 @@ class Checkpoint:
     arrays: tuple[NDArray[Any], ...]
 
 
-def path_of(folder: Path, step: int) -> Path:
-    """The file of the checkpoint after `step` steps."""
-    return folder / f"step-{step:09d}.ckpt"
-
-
 def save(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     """Write a checkpoint as a whole, then drop all but the newest `keep`.
 
     Raises MissingPrerequisite: no space left; the earlier checkpoints are intact.
     """
-    path = path_of(folder, checkpoint.step)
+    path = folder / f"step-{checkpoint.step:09d}.ckpt"
     aside = path.with_suffix(f".{os.getpid()}.part")
     with explain_os_errors(path):
         folder.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpcdl.system.errors import MissingPrerequisite
-from hpcdl.train.startup import RankPlace, StartupClock, import_horovod
+from hpcdl.train.startup import RankPlace, StartupClock
 
 Tensor = Any
 Floats = NDArray[np.float64]
@@ -103,12 +103,19 @@ class Horovod(Ranks):
 def join_ranks(place: RankPlace, clock: StartupClock) -> Ranks:
     """Return the ranks of this run.
 
-    Raises MissingPrerequisite: Horovod is missing, or MPI has other ranks than were started, which
-    happens where PMIx differs: every task believes to be alone.
+    Raises MissingPrerequisite: Horovod is missing, or was built for another TensorFlow; or MPI has
+    other ranks than were started, which happens where PMIx differs: every task believes to be
+    alone.
     """
     if place.size == 1:
         return Ranks()
-    hvd = import_horovod()
+    try:
+        import horovod.tensorflow as hvd
+    except Exception as fault:
+        raise MissingPrerequisite(
+            f"Horovod cannot be imported: {str(fault).splitlines()[0]}",
+            hint="it must be built for this TensorFlow: `hpcdl stack build`",
+        ) from fault
     hvd.init()
     if hvd.size() != place.size:
         raise MissingPrerequisite(

@@ -195,22 +195,6 @@ def import_tensorflow(place: RankPlace, *, onednn: bool = False, xla: bool = Fal
     return tf
 
 
-def import_horovod() -> Any:
-    """Return Horovod's TensorFlow module, uninitialised.
-
-    Raises MissingPrerequisite: it was built for another TensorFlow, or not at all.
-    """
-    with _quick_imports():
-        try:
-            import horovod.tensorflow as hvd
-        except Exception as fault:
-            raise MissingPrerequisite(
-                f"Horovod cannot be imported: {str(fault).splitlines()[0]}",
-                hint="it must be built for this TensorFlow: `hpcdl stack build`",
-            ) from fault
-    return hvd
-
-
 @contextmanager
 def _quick_imports() -> Iterator[None]:
     """Let the collector rest; what was imported lives for ever and is never looked at again."""

@@ -117,7 +117,9 @@ def _arrays(named: str, split: str, part: Any) -> tuple[Any, ...]:
     try:
         if not (isinstance(part, tuple | list) and len(part) in {2, 3}):
             raise ValueError("it is not (inputs, labels) or (inputs, labels, weights)")
-        arrays = tuple(tf.nest.map_structure(_array, _nested(values)) for values in part)
+        # A list of numbers is an array, a tuple or dict of arrays a structure.
+        given = [np.asarray(each) if isinstance(each, list) else each for each in part]
+        arrays = tuple(tf.nest.map_structure(_array, each) for each in given)
         lengths = [len(values) for values in tf.nest.flatten(arrays)]
         if len(set(lengths)) > 1:
             raise ValueError(f"{lengths[0]} inputs, but {lengths[-1]} labels")
@@ -128,11 +130,6 @@ def _arrays(named: str, split: str, part: Any) -> tuple[Any, ...]:
     if column and arrays[1].dtype.kind == "i":
         arrays = (arrays[0], arrays[1][:, 0], *arrays[2:])
     return arrays
-
-
-def _nested(values: Any) -> Any:
-    """A list of numbers is an array, a tuple or dict of arrays a structure."""
-    return np.asarray(values) if isinstance(values, list) else values
 
 
 def _array(values: Any) -> Any:
