@@ -42,17 +42,6 @@ DEFAULT_STEPS = 100
 PARTS = ("optimizer", "schedule", "loss", "callback", "fit")
 """What `--set PART.NAME=VALUE` can name."""
 _KERAS_LR = 0.001
-_USER_MODEL: dict[str, Any] = {
-    "builder": "keras",
-    "input": [224, 224, 3],
-    "classes": 1000,
-    "global_batch": 64,
-    "epochs": 1,
-    "lr": 0.1,
-    "task": "classes",
-    "source": "the user",
-    "proof": "doubtful",
-}
 
 _STEPS = whole(0, 10**9)
 _SEED = whole(0, 2**31 - 1)
@@ -248,9 +237,10 @@ class RunNumbers:
 
 def facts_of(model: str) -> dict[str, Any]:
     """The row of facts/models.yaml, for a user's model the defaults; BadInput: unknown model."""
+    known = facts.load("models")
+    rows: dict[str, dict[str, Any]] = known["models"]
     if ":" in model:
-        return dict(_USER_MODEL)
-    rows: dict[str, dict[str, Any]] = facts.load("models")["models"]
+        return dict(known["own"])
     if model not in rows:
         hint = did_you_mean(model, rows)
         raise BadInput(
