@@ -44,7 +44,8 @@ def example(path: Path, label: dict[str, list[int]]) -> bytes:
         for name, values in label.items()
     }
     features["image/encoded"] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[data]))
-    return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    whole = tf.train.Example(features=tf.train.Features(feature=features))
+    return bytes(whole.SerializeToString())
 
 
 def main(folder: Path, images: Path, table: Path, tested: float = 0.1) -> None:
@@ -70,4 +71,5 @@ def main(folder: Path, images: Path, table: Path, tested: float = 0.1) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), *map(float, sys.argv[4:]))
+    to, where, rows = map(Path, sys.argv[1:4])
+    main(to, where, rows, *map(float, sys.argv[4:]))
