@@ -295,14 +295,10 @@ _WIDTH = 116
 def as_text(resolutions: Sequence[Resolution]) -> str:
     """All resolutions as a page: the wanted ones in full, the other backend in one line."""
     sources, blocks = Sources(), []
-    models = {(resolution.partition, resolution.gpu) for resolution in resolutions}
-    named = [partition for partition, _ in models]
     for names, resolution in _grouped(resolutions):
-        if resolution.wanted or len(resolutions) == 1:
-            blocks.append("\n".join(_full(names, resolution, sources)))
-        else:
-            mixed = named.count(resolution.partition) > 1
-            blocks.append(_brief(f"{names} ({resolution.gpu})" if mixed else names, resolution))
+        full = resolution.wanted or len(resolutions) == 1
+        lines = _full(names, resolution, sources) if full else [_brief(names, resolution)]
+        blocks.append("\n".join(lines))
     return sources.page("\n\n".join(blocks))
 
 
@@ -365,6 +361,7 @@ def _brief(names: str, resolution: Resolution) -> str:
     shown = [name for name in ("tensorflow", "cuda", "cudnn", "nccl", "python") if name in versions]
     text = ", ".join(f"{title_of(name)} {versions[name]}" for name in shown)
     against = "; ".join(chain[-1].why for chain in resolution.problems)
+    names += f" ({resolution.gpu})" if resolution.gpu else ""
     return f"{names} by {BACKENDS[resolution.backend].words} instead: {against or text}"
 
 

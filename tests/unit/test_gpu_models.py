@@ -302,7 +302,7 @@ def test_wheels_beside_other_cpus_are_refused_with_their_source(mixed):
     (answer,) = why_not(site, "tensorflow@2.21", "gh", "wheels")
     assert "aarch64" in answer.problems[-1][0].why, "as the resolution says"
     beside = resolution_text([spack, replace(wheels, wanted=False)])
-    assert "gh by wheels instead: GH200 is in nodes with aarch64" in beside
+    assert "gh (GH200) by wheels instead: GH200 is in nodes with aarch64" in beside
 
 
 def test_a_gpu_beside_other_cpus_is_never_part_of_a_build_for_x86(mixed):
