@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _PAUSE_SECONDS = 5
 """A node that has just come back may miss its first step."""
+_MOST = 1 << 28
+"""Characters that are read: a million ranks print fewer, and a device never ends."""
 _BROKEN = 29
 """The preflight itself did not work (facts/slurm_reasons.yaml)."""
 
@@ -111,7 +113,8 @@ def _judge(args: argparse.Namespace) -> ExitCode | int:
     try:
         if args.rest:
             _probe_ranks(args)
-        probes = read_probes(args.probes.read_text(errors="replace"))
+        with args.probes.open(errors="replace") as file:
+            probes = read_probes(file.read(_MOST))
     except OSError as fault:
         message = f"cannot read {args.probes}: {fault.strerror} (exit code {_BROKEN})"
         print(f"preflight: {message}", file=sys.stderr)

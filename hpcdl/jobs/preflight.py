@@ -16,7 +16,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import get_type_hints
 
 from hpcdl.system import nvidia
 from hpcdl.system.text import table
@@ -76,12 +78,12 @@ def probe(scratch: str = "", data: str = "", environ: Mapping[str, str] | None =
     own_job = env.get("SLURM_JOB_ID", "")
     strangers = nvidia.foreign_processes(gpus, lambda pid: nvidia.of_job(pid, own_job))
     return Probe(
-        rank=int(env.get("SLURM_PROCID") or env.get("OMPI_COMM_WORLD_RANK") or 0),
-        local_rank=int(env.get("SLURM_LOCALID") or env.get("OMPI_COMM_WORLD_LOCAL_RANK") or 0),
+        rank=_number(env, "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", least=0),
+        local_rank=_number(env, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", least=0),
         # Slurm's name of the node: emulated nodes may share a machine and its host name.
         host=env.get("SLURMD_NODENAME") or socket.gethostname(),
-        world=int(env.get("SLURM_NTASKS") or env.get("OMPI_COMM_WORLD_SIZE") or 1),
-        cpus=int(env.get("SLURM_CPUS_PER_TASK") or 1),
+        world=_number(env, "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", least=1),
+        cpus=_number(env, "SLURM_CPUS_PER_TASK", least=1),
         affinity=len(os.sched_getaffinity(0)),
         gpus=gpus,
         release=env.get("HPCDL_RELEASE", ""),
@@ -106,12 +108,14 @@ def judge(probes: Sequence[Probe], expected: ExpectedAllocation) -> dict[int, st
 def read_probes(text: str) -> tuple[Probe, ...]:
     """Probes from the lines that ranks printed, by rank; other lines are ignored."""
     probes = []
+    types = get_type_hints(Probe) | {"gpus": tuple, "gpu_faults": tuple}
     for line in text.splitlines():
         _, start, rest = line.partition('{"rank"')
-        with suppress(ValueError, TypeError, KeyError):  # of other lines
+        with suppress(ValueError, TypeError, KeyError, RecursionError):  # of other lines
             values = json.loads(start + rest)
-            lists = {key: tuple(values.get(key, ())) for key in ("gpus", "gpu_faults")}
-            probes.append(Probe(**values | lists))
+            lists = {key: tuple(map(str, values.get(key, ()))) for key in ("gpus", "gpu_faults")}
+            if all(isinstance(value, types[key]) for key, value in (values | lists).items()):
+                probes.append(Probe(**values | lists))
     return tuple(sorted(probes, key=lambda probe: probe.rank))
 
 
@@ -138,10 +142,11 @@ def notes(probes: Sequence[Probe], expected: ExpectedAllocation) -> tuple[str, .
 
 def _world(probes: Sequence[Probe], expected: ExpectedAllocation) -> Iterator[tuple[int, str]]:
     ranks = [p.rank for p in probes]
-    missing = sorted(set(range(expected.world)) - set(ranks))
-    if missing:
-        some = ", ".join(map(str, missing[:8]))
-        yield 21, f"{len(missing)} of {expected.world} ranks did not answer: {some}"
+    wanted = range(expected.world)  # a mistyped number may be any: never made a list
+    missing = expected.world - len({rank for rank in ranks if rank in wanted})
+    if missing > 0:
+        some = ", ".join(map(str, islice((rank for rank in wanted if rank not in ranks), 8)))
+        yield 21, f"{missing} of {expected.world} ranks did not answer: {some}"
     elif len(ranks) != len(set(ranks)) or any(p.world != expected.world for p in probes):
         worlds = sorted({p.world for p in probes})
         yield 21, f"ranks see a world of {worlds} ranks, not {expected.world}"
@@ -202,6 +207,11 @@ def needed_driver(environ: Mapping[str, str]) -> str:
         return str((needs.get("driver") or {}).get("from", ""))
     except (OSError, ValueError, AttributeError):
         return ""
+
+
+def _number(env: Mapping[str, str], *names: str, least: int) -> int:
+    """The first of these variables that is a number."""
+    return next((int(env[one]) for one in names if env.get(one, "").isdecimal()), least)
 
 
 def _free_mb(path: str) -> int | None:

@@ -70,7 +70,9 @@ def gpus_of_nodes(lines: Iterable[str]) -> list[NodeGpus]:
                     partitions=tuple(filter(None, fields.get("Partitions", "").split(","))),
                     kind=kind or "",
                     total=total,
-                    used=min(total, used.get(kind, 0)),
+                    # Those in use may have a type where those that are there have none, and
+                    # the other way round (AutoDetect in gres.conf).
+                    used=min(total, sum(used.values()) if len(there) == 1 else used.get(kind, 0)),
                     usable=parse.takes_jobs(fields.get("State", "")),
                     cpus_free=max(0, cpus - int(fields.get("CPUAlloc", "0"))),
                 )

@@ -122,8 +122,15 @@ def look() -> LiveCluster:
         select=next(iter(plugins_of(config, "SelectType")), None),
         task_plugins=plugins_of(config, "TaskPlugin"),
         plugin_options=client.plugin_options(),
-        notes=tuple(reserved(described, client.reservations())),
+        notes=(*closed(partitions), *reserved(described, client.reservations())),
     )
+
+
+def closed(parts: Sequence[PartitionRecord]) -> Iterator[str]:
+    """A line per partition that starts no job until its administrator opens it. Pure."""
+    for part in parts:
+        if part.state != "UP":
+            yield f"partition '{part.name}' is {part.state}: Slurm starts no jobs there now"
 
 
 def reserved(parts: Sequence[LivePartition], held: Sequence[Reservation]) -> Iterator[str]:

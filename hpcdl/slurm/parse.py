@@ -32,9 +32,14 @@ ACTIVE = frozenset(
 
 # The words of a node's state, and "*" behind one that does not answer (sinfo(1), node state codes).
 # One that Slurm powered down to save energy is started for the next job: it takes jobs.
-_OUT = re.compile(r"\b(DOWN|DRAIN(ED|ING)?|FAIL(ING)?|NOT_RESPONDING)\b", re.IGNORECASE)
-_NOT_NOW = re.compile(r"\b(ERROR|MAINT|POWERING_DOWN|REBOOT|UNKNOWN|FUTURE)|\*", re.IGNORECASE)
-_GPU = re.compile(r"(?:^|,)gpu(?::([^:,()\s]+))?:(\d+)(?=[(,]|$)")
+_OUT = re.compile(
+    r"\b(DOWN|DRAIN(ED|ING)?|FAIL(ING)?|NOT_RESPONDING|INVAL(ID_REG)?)\b", re.IGNORECASE
+)
+_NOT_NOW = re.compile(
+    r"\b(ERROR|MAINT|RESERVED|BLOCKED|POWERING_DOWN|REBOOT|UNKNOWN|FUTURE)|\*", re.IGNORECASE
+)
+# Of GPUs without a type, those in use are `gpu:(null):3(IDX:0-2)` from Slurm 21.08 on.
+_GPU = re.compile(r"(?:^|,)gpu(?::(?:\(null\)|([^:,()\s]+)))?:(\d+)(?=[(,]|$)")
 _SPAN = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?\Z")
 _PAIR = re.compile(r"(?:^|\s)([A-Za-z][A-Za-z0-9_:/()*-]*)=")
 
@@ -118,6 +123,7 @@ class PartitionRecord(NamedTuple):
     qos: str = ""
     allowed_qos: str = ""
     allowed_accounts: str = ""
+    state: str = "UP"
 
 
 class Reservation(NamedTuple):
@@ -344,8 +350,9 @@ def partition(line: str) -> PartitionRecord:
         max_time=fields.get("MaxTime", "UNLIMITED"),
         default=fields.get("Default", "NO") == "YES",
         qos=_known(fields.get("QoS", "")),
-        allowed_qos=fields.get("AllowQos", "ALL").replace("ALL", ""),
-        allowed_accounts=fields.get("AllowAccounts", "ALL").replace("ALL", ""),
+        allowed_qos=_limited(fields.get("AllowQos", "ALL")),
+        allowed_accounts=_limited(fields.get("AllowAccounts", "ALL")),
+        state=fields.get("State", "UP"),
     )
 
 
@@ -398,6 +405,10 @@ def _numbers(span: re.Match[str]) -> range:
 
 def _listed(text: str) -> list[str]:
     return [name for name in text.split(",") if name]
+
+
+def _limited(text: str) -> str:
+    return "" if text == "ALL" else text
 
 
 def _known(text: str) -> str:

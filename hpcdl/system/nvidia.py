@@ -19,7 +19,10 @@ SECONDS = 20.0
 """How long nvidia-smi may take; on a node with many GPUs and no persistence daemon: 10 s."""
 # nvidia-smi(1): 14 is a damaged infoROM, with which GPUs compute as before.
 _FINE = (0, 14)
-_DEAD = re.compile(r"ERR!|\bXid\b|GPU is lost|requires reset|Unknown Error|fallen off the bus")
+_DEAD = re.compile(
+    r"ERR!|\bXid\b|GPU is lost|requires reset|Unknown Error|fallen off the bus|"
+    r"Unable to determine the device handle|Failed to initialize NVML"
+)
 _FIELDS = "index,uuid,driver_version,ecc.errors.uncorrected.volatile.total"
 # They hold a context for all users, and no user's memory.
 _SERVICES = ("nvidia-cuda-mps-server", "nv-hostengine", "nvidia-persistenced")
@@ -63,10 +66,12 @@ def report() -> DriverReport:
         return DriverReport(faults=(f"nvidia-smi cannot be run: {fault.strerror}",))
     gpus = read_gpus(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    faults = [f"nvidia-smi shows {line[:120]!r}" for line in lines if _DEAD.search(line)]
+    dead = [line[:120] for line in lines if _DEAD.search(line)]
+    faults = [f"nvidia-smi shows {line!r}" for line in dead]
     if code not in _FINE:
-        why = "" if faults else ": " + (lines[-1][:120] if lines else "no output")
-        faults.insert(0, f"nvidia-smi failed with exit code {code}{why}")
+        # What it says of a fault comes first; of a healthy GPU it says nothing.
+        why = next(iter([*dead, *(line[:120] for line in lines if ", GPU-" not in line)]), "")
+        faults.insert(0, f"nvidia-smi failed with exit code {code}" + (f": {why}" if why else ""))
     faults += [
         f"GPU {gpu.uuid} has {gpu.ecc_errors} uncorrected ECC errors"
         for gpu in gpus

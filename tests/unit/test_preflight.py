@@ -117,6 +117,30 @@ def test_probes_survive_the_noise_of_a_log():
     assert [p.rank for p in read_probes(text)] == [0, 1, 2, 3, 3]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rank": "0"},
+        {"cpus": "4"},
+        {"affinity": None},
+        {"host": ["n1"]},
+        {"local_rank": None},
+        {"driver": 550},
+        {"gpus": 5},
+        {"else": 1},
+    ],
+)
+def test_a_line_that_no_probe_wrote_is_no_rank(change):
+    values = asdict(healthy()[0])
+    text = "\n".join([json.dumps(values | change), '{"rank": ' + "[" * 100_000])
+    assert read_probes(text) == ()
+
+
+def test_a_number_of_ranks_may_be_any_and_is_answered_at_once():
+    problems = judge(healthy(), ExpectedAllocation(10**20, 2, 4))
+    assert problems[21].endswith("ranks did not answer: 4, 5, 6, 7, 8, 9, 10, 11")
+
+
 def test_a_rank_reads_slurm_s_environment_and_looks_at_scratch_where_it_will_lie(tmp_path):
     env = {
         "SLURM_PROCID": "3",
@@ -136,6 +160,7 @@ def test_a_rank_reads_slurm_s_environment_and_looks_at_scratch_where_it_will_lie
 def test_a_node_goes_by_slurm_s_name_even_where_nodes_share_a_host():
     assert probe(environ={"SLURMD_NODENAME": "p100-02"}).host == "p100-02"
     assert probe(environ={}).host == socket.gethostname()
+    assert probe(environ={"SLURM_PROCID": "x", "OMPI_COMM_WORLD_RANK": "5"}).rank == 5
 
 
 GOOD = "echo '0, GPU-aa, 535.104.05, 0'; echo '1, GPU-bb, 535.104.05, [N/A]'"
@@ -159,6 +184,19 @@ ASKED = ("--world=1", "--tasks-per-node=1", "--cpus-per-task=1", "--gpus-per-nod
         (f"{GOOD}; echo 'Unable: GPU is lost.' >&2; exit 15", "0,1", 28, "exit code 15"),
         (f"{GOOD}; exit 255", "0,1", 28, "nvidia-smi failed with exit code 255"),
         ("sleep 100", "0,1", 28, "nvidia-smi did not answer within 0.5 s"),
+        (
+            "echo 'Failed to initialize NVML: Driver/library version mismatch'; "
+            "echo 'NVML library version: 550.127'; exit 18",
+            "0,1",
+            28,
+            "exit code 18: Failed to initialize NVML: Driver/library version mismatch",
+        ),
+        (
+            f"echo 'Unable to determine the device handle for GPU1: Not Found'; {GOOD}",
+            "0,1",
+            28,
+            "device handle for GPU1",
+        ),
         ("echo '0, GPU-aa, 535, ERR!'; echo '1, GPU-bb, 535, 0'", "0,1", 28, "ERR!"),
         ("echo '0, GPU-aa, 535, 3'; echo '1, GPU-bb, 535, 0'", "0,1", 28, "3 uncorrected ECC"),
         (f"{GOOD}; echo 'Xid 79 on GPU 1'", "0,1", 28, "Xid 79"),

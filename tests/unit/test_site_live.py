@@ -10,7 +10,16 @@ from hpcdl.jobs.lint import lint
 from hpcdl.results.gpus import canonical, known_names, model_of_type
 from hpcdl.site import load_site
 from hpcdl.site.free_gpus import gpu_rows, gpus_of_nodes
-from hpcdl.site.live import LiveCluster, compare, describe, draft, is_unedited, plugins_of, reserved
+from hpcdl.site.live import (
+    LiveCluster,
+    closed,
+    compare,
+    describe,
+    draft,
+    is_unedited,
+    plugins_of,
+    reserved,
+)
 from hpcdl.slurm import parse
 from hpcdl.system.errors import MissingPrerequisite
 from tests.unit import slurm_output as said
@@ -344,7 +353,7 @@ def test_slices_beside_whole_gpus_make_no_second_node(tmp_path):
 
 def test_the_limits_of_a_partition_s_qos_are_read(tmp_path):
     text = said.partitions("24.11").splitlines()[0]
-    text = text.replace("QoS=N/A", "QoS=short").replace("AllowQos=ALL", "AllowQos=short,long")
+    text = text.replace("QoS=N/A", "QoS=short").replace("AllowQos=ALL", "AllowQos=SMALL,long")
     record = parse.partition(text)
     limits = parse.qos_limits("short|08:00:00||gres/gpu=4|2|")
     part = describe(record, nodes(), limits)
@@ -352,7 +361,13 @@ def test_the_limits_of_a_partition_s_qos_are_read(tmp_path):
     assert site.partition("p100").max_time == "08:00:00"
     text = (tmp_path / "site.yaml").read_text()
     assert "# its QOS short has MaxWall=08:00:00, MaxTRESPU=gres/gpu=4, MaxJobsPU=2" in text
-    assert "# qos: short or long" in text
+    assert "# qos: SMALL or long" in text
+
+
+def test_a_partition_that_is_closed_is_a_note():
+    text = said.partitions("24.11").replace("State=UP", "State=DRAIN", 1)
+    (note,) = closed([parse.partition(line) for line in text.splitlines()])
+    assert note.startswith("partition 'p100' is DRAIN")
 
 
 def test_a_reservation_of_all_nodes_is_a_note():
@@ -401,6 +416,10 @@ def rows(*lines):
         (line(state="DOWN*"), "free 0, used 0, blocked 0, down 4"),
         (line(state="IDLE+MAINT+RESERVED"), "free 0, used 0, blocked 0, down 4"),
         (line(state="IDLE+PLANNED"), "free 4, used 0, blocked 0, down 0"),
+        (line(state="IDLE+RESERVED"), "free 0, used 0, blocked 0, down 4"),
+        (line(state="IDLE+BLOCKED"), "free 0, used 0, blocked 0, down 4"),
+        (line(state="IDLE+DRAIN+INVALID_REG"), "free 0, used 0, blocked 0, down 4"),
+        (line(used="gpu:3(IDX:0-2)"), "free 1, used 3, blocked 0, down 0"),
         (line(state="IDLE+POWERING_DOWN"), "free 0, used 0, blocked 0, down 4"),
         # Slurm starts such a node for the next job.
         (line(state="IDLE+CLOUD+POWERED_DOWN"), "free 4, used 0, blocked 0, down 0"),
@@ -410,6 +429,12 @@ def test_a_gpu_is_free_where_a_job_can_have_it(node, counts):
     row = rows(node)["gpu", "v100"]
     found = f"free {row.free}, used {row.used}, blocked {row.blocked}, down {row.down}"
     assert found == counts
+
+
+@pytest.mark.parametrize("used", ["gpu:(null):3(IDX:0-2)", "gpu:3(IDX:0-2)", "gpu:v100:3(IDX:0-2)"])
+def test_gpus_without_a_type_are_in_use_under_any_name(used):
+    row = rows(line(gres="gpu:4(S:0-1)", used=used))["gpu", ""]
+    assert (row.free, row.used) == (1, 3)
 
 
 def test_every_partition_and_type_has_a_row_and_slices_have_no_model():
