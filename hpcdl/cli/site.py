@@ -149,7 +149,11 @@ def _gpus(args: argparse.Namespace) -> ExitCode:
     from hpcdl.jobs.spec import minutes_of
     from hpcdl.site.free_gpus import look
 
-    rows = look(args.gpus, minutes_of(args.time))
+    try:
+        minutes = minutes_of(args.time)
+    except BadInput as fault:  # which begins with what is wrong: in a file, its place comes first
+        raise BadInput(f"--time {fault.message}", hint=fault.hint) from fault
+    rows = look(args.gpus, minutes)
     header = ["partition", "GPU", "free", "in use", "no CPUs", "down", "all", "free on one node"]
     if args.gpus:
         header.append(f"{count_of(args.gpus, 'GPU')} for {args.time} would start")

@@ -29,6 +29,10 @@ _PYTHON = re.compile(r"python[0-9.]*\Z")
 _SCRIPT = (".py", ".sh")
 _LINE = re.compile(r"[\s;&|<>`=]|\$\(")
 """What a line for a shell has, and the name of hardly any program."""
+_OF_THE_SHELL = frozenset({"source", ".", "module", "ml", "cd", "export", "ulimit"})
+_CONDA = frozenset({"conda", "mamba", "micromamba"})
+_OF_PROJECTS = frozenset({"uv", "poetry", "pdm", "rye", "pipenv", "hatch", "pixi"})
+_PROJECT_FILES = ("pyproject.toml", "Pipfile", "pixi.toml")
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
 
@@ -164,6 +168,10 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     if _LINE.search(argv[0]) and not _is_there(work / argv[0]):
         hint = f"let a shell run a line: -- bash -c {shlex.quote(' '.join(argv))}"
         raise BadInput(f"'{argv[0]}' is no program", hint=hint)
+    if argv[0] in _OF_THE_SHELL or (argv[0] in _CONDA and argv[1:2] == ("activate",)):
+        line = shlex.join(argv)
+        hint = f"--setup {shlex.quote(line)} prepares the job's shell, and -- PROGRAM runs in it"
+        raise BadInput(f"'{line[:60]}' is no program: it changes a shell", hint=hint)
     at, _ = script_of(argv)
     if at is not None and "{" not in argv[at]:
         _check_script(spec, argv[at])
@@ -204,6 +212,13 @@ def _check_script(spec: JobSpec, name: str) -> None:
 
 def _check_relative(folder: Path, program: Sequence[str]) -> None:
     """Refuse arguments that name a file or directory of `folder`: the job would not find it."""
+    project = next((name for name in _PROJECT_FILES if _is_there(folder / name)), "")
+    if project and program[0] in _OF_PROJECTS and "run" in program[1:]:
+        raise BadInput(
+            f"'{program[0]} run' takes the project of the directory that it runs in, and the job "
+            f"runs in its own, without {project}",
+            hint="--chdir . lets the program work here",
+        )
     # What follows `-m` is a module, and found as one; the `train` of `hpcdl train` is no file.
     words = program[1:] if is_train(program) else program
     for option, argument in pairwise(words):

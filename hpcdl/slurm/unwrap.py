@@ -50,6 +50,10 @@ _IMAGE = (
     "--app --hostname -c --contain-dir --security --network -e -v --volume -w --name -u --user "
     "--gpus --shm-size --ipc --ulimit --device --entrypoint -b --set-env -m --rc"
 )
+_OF_UV = (
+    "--with --with-editable --with-requirements --from -p --python --project --directory --extra "
+    "--group --only-group --env-file --index --index-url --package"
+)
 _OF_MPIRUN = (
     "-n -np --np --n -c -N -H -host --host -hostfile --hostfile -machinefile --machinefile "
     "-f -x -map-by --map-by -bind-to --bind-to -rank-by --rank-by -ppn -perhost -npernode "
@@ -73,6 +77,16 @@ _ROWS = {
     "nsys": _wrapper("-o -t -c -s -w -f", verbs="profile launch"),
     "ncu": _wrapper("-o -k -c -s --set --section --metrics"),
     "valgrind": _wrapper(),
+    "xvfb-run": _wrapper("-n --server-num -s --server-args -e --error-file -f --auth-file -w -p"),
+    "compute-sanitizer": _wrapper("--tool --log-file --target-processes"),
+    # Environments of Python and others: what they run is as if it had been called itself.
+    "uv": _wrapper(_OF_UV, verbs="run"),
+    "uvx": _wrapper(_OF_UV),
+    **dict.fromkeys(("poetry", "pipenv", "pdm", "rye"), _wrapper("-p --project -e", verbs="run")),
+    "pixi": _wrapper("-e --environment --manifest-path -m", verbs="run"),
+    **dict.fromkeys(
+        ("conda", "mamba", "micromamba"), _wrapper("-n --name -p --prefix --cwd -r", verbs="run")
+    ),
     "xargs": _wrapper("-I -n -P -L -a -d -s"),
     **dict.fromkeys(("apptainer", "singularity"), _wrapper(_IMAGE, 1, "exec run")),
     **dict.fromkeys(("docker", "podman"), _wrapper(_IMAGE, 1, "run exec")),
@@ -125,7 +139,7 @@ def rank_starter(words: Sequence[str]) -> str:
     for at in unwrap(words):
         own = words[at:]
         name = own[0].rpartition("/")[2]
-        if name in {*MPIRUN, "srun", "horovodrun", "sbatch", "salloc"}:
+        if name in {*MPIRUN, "mpiexecjl", "srun", "horovodrun", "sbatch", "salloc"}:
             return name
         if is_agent(own):
             module = next((one for one in own if _AGENT_MODULE.match(one)), "")

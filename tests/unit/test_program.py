@@ -101,6 +101,30 @@ def test_programs_that_run_are_not_refused_for_what_they_look_like(here, monkeyp
     check_program(here, alone, Module(()))
 
 
+@pytest.mark.parametrize(
+    "line", ["source venv/bin/activate", "module load cuda", "conda activate tf", "cd /x"]
+)
+def test_what_changes_a_shell_is_no_program(here, line):
+    with pytest.raises(BadInput, match="it changes a shell") as caught:
+        check(here, line)
+    assert f"--setup '{line}'" in caught.value.hint
+
+
+@pytest.mark.parametrize("line", ["uv run python train.py", "conda run -n tf python train.py"])
+def test_a_script_is_found_behind_what_runs_an_environment(here, line):
+    assert seen(here, line).program[-1] == f"{here}/train.py"
+
+
+def test_what_runs_a_project_works_in_its_directory(here, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    check(here, "uv run python train.py")
+    (here / "pyproject.toml").write_text("")
+    with pytest.raises(BadInput, match=r"without pyproject\.toml") as caught:
+        check(here, "uv run python train.py")
+    assert "--chdir ." in caught.value.hint
+    check(here, "uv run python train.py", chdir=here)
+
+
 @pytest.mark.parametrize(("line", "noted"), [("bash run.sh", True), ("bash sub/plain.sh", False)])
 def test_directives_of_the_program_s_script_are_noted(here, line, noted):
     (here / "run.sh").write_text("#!/bin/bash\n#SBATCH -N 2\n")
