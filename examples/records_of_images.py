@@ -1,6 +1,6 @@
 """TFRecords of your own images, whose classes stand in a table: file name, class.
 
-    python records_of_images.py DIR IMAGES TABLE.csv
+    python -m hpcdl.examples.records_of_images DIR IMAGES TABLE.csv
     hpcdl data inspect --index DIR --classes 0-6
 
 The second command, with the classes that the first one says, makes them a data set for `hpcdl train
