@@ -67,6 +67,7 @@ def _case(row):
         row["body"] = row["body"].replace(f"{{{name}}}", globals()[name])
     if "span" in row:
         row["span"] = span(dict(zip(("since", "until"), row["span"], strict=True)))
+    assert all(map(rule, row["rules"].split()))  # here: `make test` reads this file, too
     return Case(**row)
 
 
