@@ -55,13 +55,14 @@ drill: system venv  ## commands killed, disks full, Slurm away: hours; DRILLS=0.
 bench: system venv  ## speed of training, and how soon a drop is seen
 	$(BIN)/python -m tools.bench
 
-lint: venv  ## ruff and mypy --strict
+lint: venv  ## ruff, mypy --strict and bandit
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
+	@$(BIN)/bandit -q -ll -r hpcdl examples modulefiles reframe_checks spack templates tools \
+	2> $(VENV)/bandit.log || { cat $(VENV)/bandit.log; exit 1; }
 
-audit: venv  ## bandit, pip-audit and shellcheck: our code, what is installed, scripts
-	@$(BIN)/uvx bandit -q -ll -r hpcdl examples modulefiles reframe_checks spack templates tools
+audit: lint  ## lint, pip-audit and shellcheck: our code, what is installed, scripts
 	@$(BIN)/uvx pip-audit --progress-spinner off --path $(wildcard $(VENV)/lib/python3*/site-packages)
 	@shellcheck tools/*.sh .ci/run
 	$(PYTEST) -q -k shellcheck tests/golden
