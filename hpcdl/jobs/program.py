@@ -21,7 +21,7 @@ from pathlib import Path
 from string import ascii_letters
 
 from hpcdl.jobs.spec import JobSpec, Module, is_train
-from hpcdl.slurm.unwrap import SHELLS, is_agent, program_of
+from hpcdl.slurm.unwrap import CONDA, PROJECTS, SHELLS, is_agent, program_of
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import MAX_BYTES, open_regular
 
@@ -30,8 +30,7 @@ _SCRIPT = (".py", ".sh")
 _LINE = re.compile(r"[\s;&|<>`=]|\$\(")
 """What a line for a shell has, and the name of hardly any program."""
 _OF_THE_SHELL = frozenset({"source", ".", "module", "ml", "cd", "export", "ulimit"})
-_CONDA = frozenset({"conda", "mamba", "micromamba"})
-_OF_PROJECTS = frozenset({"uv", "poetry", "pdm", "rye", "pipenv", "hatch", "pixi"})
+_OF_PROJECTS = frozenset({*PROJECTS, "uv", "hatch", "pixi"})
 _PROJECT_FILES = ("pyproject.toml", "Pipfile", "pixi.toml")
 _OPTION_M = re.compile(r"-[A-Za-z]*m\Z")
 _FUNCTION = re.compile(r"(?:--(?:model|dataset)=)?([A-Za-z_]\w*)(?:\.\w+)*:\w+\Z")
@@ -168,7 +167,7 @@ def check_program(folder: Path, spec: JobSpec, module: Module, *, queued: bool =
     if _LINE.search(argv[0]) and not _is_there(work / argv[0]):
         hint = f"let a shell run a line: -- bash -c {shlex.quote(' '.join(argv))}"
         raise BadInput(f"'{argv[0]}' is no program", hint=hint)
-    if argv[0] in _OF_THE_SHELL or (argv[0] in _CONDA and argv[1:2] == ("activate",)):
+    if argv[0] in _OF_THE_SHELL or (argv[0] in CONDA and argv[1:2] == ("activate",)):
         line = shlex.join(argv)
         hint = f"--setup {shlex.quote(line)} prepares the job's shell, and -- PROGRAM runs in it"
         raise BadInput(f"'{line[:60]}' is no program: it changes a shell", hint=hint)

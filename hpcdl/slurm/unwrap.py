@@ -50,6 +50,9 @@ _IMAGE = (
     "--app --hostname -c --contain-dir --security --network -e -v --volume -w --name -u --user "
     "--gpus --shm-size --ipc --ulimit --device --entrypoint -b --set-env -m --rc"
 )
+CONDA = ("conda", "mamba", "micromamba")
+PROJECTS = ("poetry", "pipenv", "pdm", "rye")
+"""What runs a program in the environment of a project's own file, as uv and pixi do."""
 _OF_UV = (
     "--with --with-editable --with-requirements --from -p --python --project --directory --extra "
     "--group --only-group --env-file --index --index-url --package"
@@ -82,11 +85,9 @@ _ROWS = {
     # Environments of Python and others: what they run is as if it had been called itself.
     "uv": _wrapper(_OF_UV, verbs="run"),
     "uvx": _wrapper(_OF_UV),
-    **dict.fromkeys(("poetry", "pipenv", "pdm", "rye"), _wrapper("-p --project -e", verbs="run")),
+    **dict.fromkeys(PROJECTS, _wrapper("-p --project -e", verbs="run")),
     "pixi": _wrapper("-e --environment --manifest-path -m", verbs="run"),
-    **dict.fromkeys(
-        ("conda", "mamba", "micromamba"), _wrapper("-n --name -p --prefix --cwd -r", verbs="run")
-    ),
+    **dict.fromkeys(CONDA, _wrapper("-n --name -p --prefix --cwd -r", verbs="run")),
     "xargs": _wrapper("-I -n -P -L -a -d -s"),
     **dict.fromkeys(("apptainer", "singularity"), _wrapper(_IMAGE, 1, "exec run")),
     **dict.fromkeys(("docker", "podman"), _wrapper(_IMAGE, 1, "run exec")),

@@ -127,6 +127,7 @@ class BatchScript:
 
     def __init__(self, text: str, name: str, release: SlurmRelease) -> None:
         self.text, self.name, self.release = text, name, release
+        self._escapes = span(load("slurm_values")["blank_escaped"]).holds(release)
 
     @cached_property
     def lines(self) -> tuple[SourceLine, ...]:
@@ -249,10 +250,9 @@ class BatchScript:
         Quotes group, a backslash escapes, `#` begins a comment anywhere outside quotes.
         """
         text, words = line.text, list[Word]()
-        escapes = span(load("slurm_values")["blank_escaped"]).holds(self.release)
-        while found := _WORDS[escapes].match(text, position):
+        while found := _WORDS[self._escapes].match(text, position):
             start, position = found.span(1)
-            if text[start:].rstrip("\t\r" if escapes else None) == "\\":
+            if text[start:].rstrip("\t\r" if self._escapes else None) == "\\":
                 return words, CONTINUED
             if text[start : start + 1] == ":":
                 return words, f"unexpected colon: {text[start : start + 40]}"
