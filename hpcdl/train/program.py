@@ -16,14 +16,12 @@ from hpcdl.system.errors import ExitCode, HpcdlError
 from hpcdl.system.files import careful_umask
 from hpcdl.train import startup
 from hpcdl.train.options import TrainOptions, facts_of, global_batch, parse, settings_of
-from hpcdl.train.result import nothing_measured, write_result
+from hpcdl.train.result import EXITS, nothing_measured, write_result
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
 
 if TYPE_CHECKING:
     from hpcdl.train.rank_run import RankRun
-
-INTERRUPTED = {"requeue": ExitCode.REQUEUE, "stopped": ExitCode.STOPPED}
 
 
 @careful_umask()
@@ -43,7 +41,7 @@ def train(argv: list[str] | None, signals: StopSignals) -> int:
         return _leave(code, place)
     except Interrupted as stopped:
         print(stopped, file=sys.stderr, flush=True)
-        code = int(INTERRUPTED[stopped.status])
+        code = int(EXITS[stopped.status])
         if place.rank:
             time.sleep(3.0)  # rank 0 writes first: the launcher ends all once one is gone
         if not (options.folder / RESULT.name).exists():  # one of a run that did train stays

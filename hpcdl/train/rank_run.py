@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.results.records import RESULT, at, outcome
-from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.system.trust import require_own
 from hpcdl.train import checkpoint, diagnostics
@@ -31,17 +31,11 @@ from hpcdl.train.fitting import Training, broadcast, clear_errors, make_training
 from hpcdl.train.models import ModelRecipe, set_up_keras, takes_classes
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
 from hpcdl.train.ranks import Ranks
-from hpcdl.train.result import job_of, summary_line, write_result
+from hpcdl.train.result import EXITS, job_of, summary_line, write_result
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
 from hpcdl.train.training import condemn, measured, resume
 
-_EXITS = {
-    "completed": ExitCode.OK,
-    "missed-target": ExitCode.NO,
-    "requeue": ExitCode.REQUEUE,
-    "stopped": ExitCode.STOPPED,
-}
 _ENDED = ("completed", "missed-target")
 
 
@@ -267,7 +261,7 @@ class RankRun:
             saved = checkpoint.describe_saved(training.checkpoints)
             message = f"stopped by a signal; {saved}"
         training.reporter.end(training.step_number, epoch, training.loss, status, message)
-        code = int(_EXITS[status])
+        code = int(EXITS[status])
         result = self._write(status, message, code, metrics)
         if self.ranks.rank == 0:
             print(message, end="\n" if message else "")

@@ -19,12 +19,20 @@ from typing import Any
 
 from hpcdl import __version__
 from hpcdl.results.records import PROGRESS, RESULT
+from hpcdl.system.errors import ExitCode
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.options import TrainOptions
 from hpcdl.train.startup import RankPlace, StartupClock
 
 COLUMNS = ("seconds", "input", "compute", "communication", "update", "checkpoint", "other")
+EXITS = {
+    "completed": ExitCode.OK,
+    "missed-target": ExitCode.NO,
+    "requeue": ExitCode.REQUEUE,
+    "stopped": ExitCode.STOPPED,
+}
+"""The exit code of a run by how it ended."""
 _POINTS = 1000
 
 
