@@ -9,7 +9,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpcdl.cli.framework import Group, command, option, show, the_site
@@ -298,33 +297,6 @@ def _licence(component: dict[str, Any]) -> str:
     return "unknown"
 
 
-@command(
-    "hpcdl stack kernel --prefix /opt/jupyter",
-    option("release", "release id (default: the published one)", nargs="?"),
-    option(
-        "--prefix",
-        "DIR",
-        "for all users of the Jupyter installed there, such as /opt/jupyter; else only for you",
-    ),
-    changes=True,
-)
-def _kernel(args: argparse.Namespace) -> ExitCode:
-    """Install a Jupyter kernel that works without a loaded module."""
-    from hpcdl.stack.modules import install_kernel, plan_kernel
-    from hpcdl.stack.release import find_release
-
-    site = the_site(args)
-    prefix = Path(args.prefix).absolute() if args.prefix else None
-    release = find_release(site, args.release)
-    file, spec = plan_kernel(site, release, follow=args.release is None, prefix=prefix)
-    if not args.dry_run:
-        install_kernel(file, spec)
-    text = f"{'would write' if args.dry_run else 'wrote'} {file}\n"
-    text += f"Jupyter shows it as '{spec['display_name']}'"
-    data = {"schema": 1, "name": file.parent.name, "file": str(file), "spec": spec}
-    return show(args, {**data, "dry_run": args.dry_run}, text)
-
-
 def progress_teller() -> Callable[[str], None]:
     """A teller of what happens and when, on standard error."""
     start = time.monotonic()
@@ -450,6 +422,5 @@ def _adopt(args: argparse.Namespace) -> ExitCode:
 
 
 GROUP = Group(
-    "stack",
-    (_resolve, _plan, _build, _adopt, _verify, _publish, _list, _rollback, _gc, _sbom, _kernel),
+    "stack", (_resolve, _plan, _build, _adopt, _verify, _publish, _list, _rollback, _gc, _sbom)
 )

@@ -409,7 +409,9 @@ class Site:
         return self.partitions[name]
 
     def stack_for(self, partition: str) -> StackRequest | None:
-        """The stack that a partition names, else the first that serves it; None without one."""
+        """The stack that a partition names, else one that names it, else the first for all."""
         named = self.stacks.get(self.partition(partition).stack or "")
-        serving = (s for s in self.stacks.values() if not s.partitions or partition in s.partitions)
-        return named or next(serving, None)
+        stacks = self.stacks.values()
+        serving = [one for one in stacks if partition in one.partitions]
+        serving += [one for one in stacks if not one.partitions]
+        return named or next(iter(serving), None)

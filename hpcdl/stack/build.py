@@ -292,7 +292,8 @@ def plan_stack(
     request = find_request(site, name)
     request = replace(request, backend=backend or request.backend)
     site = replace(site, stacks={**site.stacks, request.name: request})
-    groups = Resolver(site).groups(request)
+    resolver = Resolver(site)
+    groups = resolver.groups(request)
     wanted = [
         group for group in groups if partition is None or site.partition(partition).name in group
     ]
@@ -303,8 +304,7 @@ def plan_stack(
     plans: list[ReleasePlan] = []
     blocked = []
     for names in wanted:
-        every = len(groups) == 1 and set(names) == set(site.partitions)
-        served = request.partitions if every else names
+        served = resolver.recorded(request, names)
         try:
             plans.append(plan(site, request, names, served, alone=len(groups) == 1))
         except (MissingPrerequisite, BadInput) as fault:

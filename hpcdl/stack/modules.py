@@ -9,9 +9,9 @@ visible: a shell that loaded one can still unload it, and a script that names on
 
 A modulefile is a small data table in front of static, tested Lua. There is no list of them for
 Lmod's `spider`: with three modules, Lmod reads the files as fast. PREFIX/etc holds profiles for
-/etc/profile.d, and the site file that the module's own hpcdl finds. A kernel is started through
-Lmod, as a job is, so what the module brings along (MPI, XLA_FLAGS) and what its guard says hold for
-notebooks too.
+/etc/profile.d, the site file that the module's own hpcdl finds, and a kernel for Jupyter, which is
+started through Lmod, as a job is, so what the module brings along (MPI, XLA_FLAGS) and what its
+guard says hold for notebooks too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from hpcdl.site import Gpu, Site
 from hpcdl.stack.release import DISPATCH_FILE, MODULE, Release, current_id, digest
-from hpcdl.system.errors import BadInput, CheckFailed
+from hpcdl.system.errors import CheckFailed
 from hpcdl.system.files import (
     clear_leftovers,
     explain_os_errors,
@@ -41,10 +41,7 @@ from hpcdl.system.text import utc_now
 
 SITE_FILE = "site.yaml"
 """In PREFIX/etc: the site as it was at the last publish."""
-_KERNEL = (
-    'unset PYTHONHOME; export MODULEPATH="$1" && . "$2" && module load "$3" && shift 3 && '
-    'exec python -m ipykernel_launcher "$@"'
-)
+_KERNEL = "kernels/hpcdl-tensorflow/kernel.json"
 
 
 def lua(value: object, indent: str = "") -> str:
@@ -182,10 +179,14 @@ def users_path(site: Site) -> Path:
 
 
 def write_site_files(site: Site) -> None:
-    """Write PREFIX/etc: a profile for all users, and the site file for the module's hpcdl."""
+    """Write PREFIX/etc: profiles, a kernel for Jupyter, the site file for the module's hpcdl."""
     etc = site.paths.prefix / "etc"
+    kernel = templates("profile").get_template("kernel.json.j2")
     files = {
         **{f"profile.{shell}": profile(shell, users_path(site)) for shell in ("sh", "csh", "fish")},
+        _KERNEL: kernel.render(
+            modules=users_path(site), lmod_init=site.paths.lmod_init, site=site.name
+        ),
         SITE_FILE: site.source.read_text(encoding="utf-8"),
     }
     for name, text in files.items():
@@ -198,57 +199,6 @@ def profile(shell: str, modules: Path) -> str:
     """A profile for `sh`, `csh` or `fish`: puts the directory behind MODULEPATH, once."""
     template = templates("profile").get_template(f"profile.{shell}.j2")
     return template.render(modules=shlex.quote(str(modules)))
-
-
-def plan_kernel(
-    site: Site, release: Release, *, follow: bool, prefix: Path | None
-) -> tuple[Path, dict[str, Any]]:
-    """The kernel spec of a release, its file and its content; BadInput where that has no ipykernel.
-
-    `follow` says whether later publishes change what it starts (kernels that run keep what they
-    have); `prefix` is where Jupyter is installed for all its users, else it is for this user.
-    """
-    if not list(release.prefix.glob("lib/python3*/site-packages/ipykernel")):
-        raise BadInput(
-            f"{release.id} has no ipykernel, which a Jupyter kernel needs",
-            hint="add `packages: [ipykernel]` (or jupyterlab) to its stack in site.yaml, then "
-            "build and publish it again",
-        )
-    name = f"hpcdl-{MODULE if follow else release.id}".lower()
-    modules, module = (users_path(site), MODULE) if follow else (release.modules, release.module)
-    argv = [
-        "/bin/bash",
-        "--noprofile",
-        "--norc",
-        "-c",
-        _KERNEL,
-        "kernel",
-        str(modules),
-        str(site.paths.lmod_init),
-        module,
-        "-f",
-        "{connection_file}",
-    ]
-    title = "TensorFlow" if follow else release.module.replace("/", " ")
-    content = {
-        "argv": argv,
-        "display_name": f"{title} ({site.name})",
-        "language": "python",
-        "metadata": {"debugger": True},
-    }
-    # Where Jupyter looks for the user's own kernels (jupyter_core.paths).
-    shared = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    own = os.environ.get("JUPYTER_DATA_DIR") or Path(shared).expanduser() / "jupyter"
-    data = prefix / "share" / "jupyter" if prefix else Path(own)
-    return data / "kernels" / name / "kernel.json", content
-
-
-def install_kernel(file: Path, content: Mapping[str, Any]) -> None:
-    """Write the kernel spec; the directories are for everybody where the prefix is."""
-    with explain_os_errors(file):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.parent.chmod(0o755)
-    write_json(file, content)
 
 
 _KEPT = 1000
@@ -395,7 +345,8 @@ def _for_partition(
     newest_first = list(reversed(published))
     serving = [release for release in newest_first if _serves(release, partition)]
     coded = [release for release in serving if gpu is None or has_code_for(release, gpu)]
-    of_stack = [release for release in coded if release.stack == _wanted(site, partition)]
+    stack = site.stack_for(partition)
+    of_stack = [release for release in coded if stack and release.stack == stack.name]
     return [*of_stack, *coded, *serving, *newest_first][0]
 
 
@@ -407,9 +358,3 @@ def has_code_for(release: Release, gpu: Gpu) -> bool:
 
 def _serves(release: Release, partition: str) -> bool:
     return not release.partitions or partition in release.partitions
-
-
-def _wanted(site: Site, partition: str) -> str | None:
-    """The stack that a partition names, or whose list of partitions has it."""
-    named = [stack.name for stack in site.stacks.values() if partition in stack.partitions]
-    return site.partitions[partition].stack or (named[0] if named else None)

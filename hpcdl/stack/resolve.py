@@ -115,17 +115,13 @@ class Resolver:
         if stack.name not in self._members:
             named = stack.partitions or tuple(self.site.partitions)
             homes = {name: self.site.stack_for(name) for name in named}
-            mine = tuple(
-                name for name, home in homes.items() if not home or home.name == stack.name
-            )
-            self._members[stack.name] = mine or named
+            mine = (name for name, home in homes.items() if not home or home.name == stack.name)
+            self._members[stack.name] = tuple(mine) or named
         return self._members[stack.name]
 
-    def serving(self, stack: StackRequest) -> StackRequest:
-        """A stack with the partitions that get it: none named where all do, beside another too."""
-        served = self.members(stack)
-        every = set(served) == set(self.site.partitions)
-        return replace(stack, partitions=stack.partitions if every else served)
+    def recorded(self, stack: StackRequest, names: Sequence[str]) -> tuple[str, ...]:
+        """The partitions `names` as a release of a stack records them: none where they are all."""
+        return stack.partitions if set(names) == set(self.site.partitions) else tuple(names)
 
     def groups(self, stack: StackRequest) -> tuple[tuple[str, ...], ...]:
         """The partitions of a stack, those of one build together."""
@@ -185,8 +181,7 @@ class Resolver:
         groups: list[_Group] = []
         kinds: dict[object, _Group] = {}
         for part in sorted(parts, key=lambda part: _wants_gpus(part, stack)):
-            nodes = _nodes([part], stack)
-            kind = (_cpus(part, stack), *((gpu, _driver_class(driver)) for gpu, driver in nodes))
+            kind = (_cpus(part, stack), *_nodes([part], stack))
             if kind not in kinds:
                 kinds[kind] = self._home(stack, groups, part)
             kinds[kind].names.append(part.name)
@@ -219,9 +214,6 @@ class Resolver:
         nodes = _nodes(parts, stack)
         compute, driver = nodes[0] if nodes else (None, None)
         backend = BACKENDS[stack.backend]
-        also: dict[object, tuple[str, str | None]] = {}
-        for gpu, other in nodes[1:]:
-            also.setdefault((gpu, _driver_class(other)), (gpu, other))
         setting = Setting(
             backend=backend.versions,
             compute=compute,
@@ -231,7 +223,7 @@ class Resolver:
             own_pmix=any(one.name == "pmix" for one in self.site.spack.externals),
             pins=tuple(sorted(stack.pins.items())),
             stack=stack.name,
-            also=tuple(sorted(also.values(), key=lambda one: (sort_key(one[0]), one[1] or ""))),
+            also=tuple(sorted(nodes[1:], key=lambda one: (sort_key(one[0]), one[1] or ""))),
             horovod=stack.horovod,
         )
         return _with_python(setting) if backend.own_python else setting
@@ -351,15 +343,6 @@ def _nodes(parts: Sequence[Partition], stack: StackRequest) -> list[tuple[str, s
 
 def _wants_gpus(part: Partition, stack: StackRequest) -> bool:
     return part.gpu is not None and stack.variant != "cpu"
-
-
-@cache
-def _driver_class(driver: str | None) -> tuple[bool, ...] | None:
-    """Return a driver's class: drivers of one class are equal to every build."""
-    if driver is None:
-        return None
-    needs = (one for rule in known().rules for one in (*rule.when, rule.need))
-    return tuple(one.range.allows(driver) for one in needs if one.variable == "driver")
 
 
 @cache

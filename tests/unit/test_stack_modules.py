@@ -12,19 +12,11 @@ from hypothesis import strategies as st
 
 from hpcdl.site import StackRequest
 from hpcdl.stack.gc import collect
-from hpcdl.stack.modules import (
-    choose,
-    install_kernel,
-    lua,
-    plan_kernel,
-    profile,
-    render_modules,
-    write_modules,
-)
+from hpcdl.stack.modules import choose, lua, profile, render_modules, write_modules
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import DISPATCH_FILE, release_for
 from hpcdl.stack.tree import record_release
-from hpcdl.system.errors import BadInput, MissingPrerequisite
+from hpcdl.system.errors import BadInput
 from hpcdl.workflows.modules import module_for
 from tests.make.releases import make_current, make_release, passing, silent
 from tests.make.sites import mixed_site, small_site
@@ -106,7 +98,6 @@ def release(tmp_path):
     """A published release whose Python says what it is called with, and its site."""
     site = small_site(tmp_path / "a prefix", lmod=LMOD.is_file())
     made = make_release(site, "tensorflow-2.21.0-cpu-00000001")
-    (made.prefix / "lib/python3.11/site-packages/ipykernel").mkdir(parents=True)
     made.python.unlink()
     made.python.write_text('#!/bin/sh\necho "$HPCDL_RELEASE [$PYTHONHOME] $@"\n')
     for path in made.prefix.rglob("*"):
@@ -116,38 +107,16 @@ def release(tmp_path):
     return site, made
 
 
-def test_a_release_without_ipykernel_is_refused_with_the_way(tmp_path):
-    site = small_site(tmp_path)
-    with pytest.raises(BadInput, match="ipykernel") as caught:
-        plan_kernel(site, make_release(site, "bare"), follow=False, prefix=tmp_path)
-    assert "packages: [ipykernel]" in caught.value.hint
-
-
 @pytest.mark.skipif(not LMOD.is_file(), reason="Lmod is not installed")
-@pytest.mark.parametrize("follow", [True, False])
-def test_it_starts_without_a_loaded_module(release, tmp_path, follow):
-    file, content = plan_kernel(*release, follow=follow, prefix=tmp_path / "jupyter")
-    install_kernel(file, content)
-    assert file.is_relative_to(tmp_path / "jupyter/share/jupyter/kernels")
-    words = json.loads(file.read_text())["argv"]
-    argv = [text.format(connection_file="/run/a file.json") for text in words]
+def test_the_kernel_starts_without_a_loaded_module(release):
+    site, made = release
+    file = site.paths.prefix / "etc/kernels/hpcdl-tensorflow/kernel.json"
+    content = json.loads(file.read_text())
+    assert content["display_name"] == f"TensorFlow ({site.name})"
+    argv = [text.format(connection_file="/run/a file.json") for text in content["argv"]]
     env = {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONHOME": "/opt/other"}
     told = subprocess.check_output(argv, env=env, text=True)
-    assert told.strip() == f"{release[1].id} [] -m ipykernel_launcher -f /run/a file.json"
-
-
-def test_without_a_prefix_it_is_the_user_s_own(release, tmp_path, monkeypatch):
-    monkeypatch.delenv("JUPYTER_DATA_DIR", raising=False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    file, _ = plan_kernel(*release, follow=True, prefix=None)
-    assert file == tmp_path / "data/jupyter/kernels/hpcdl-tensorflow/kernel.json"
-
-
-def test_a_place_that_cannot_be_written_is_one_clear_error(release, tmp_path):
-    (tmp_path / "file").touch()
-    planned = plan_kernel(*release, follow=True, prefix=tmp_path / "file")
-    with pytest.raises(MissingPrerequisite, match="cannot write"):
-        install_kernel(*planned)
+    assert told.strip() == f"{made.id} [] -m ipykernel_launcher -f /run/a file.json"
 
 
 # Which partition gets which release, and what stays visible.

@@ -231,7 +231,7 @@ def test_without_an_id_the_published_release_is_meant(tmp_path, monkeypatch, cap
         code = main(["stack", *words, "--site", "embedded"])
         return code, "".join(capsys.readouterr())
 
-    for words in (["verify", "--integrity"], ["sbom", "--dry-run"], ["kernel", "--dry-run"]):
+    for words in (["verify", "--integrity"], ["sbom", "--dry-run"]):
         code, text = ask(*words)
         assert (code, "nothing is published" in text, "built: a, b" in text) == (2, True, True)
     go(site, "a")

@@ -111,14 +111,14 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
     `environment` is its directory or its spack.yaml; `name` is the stack of the site that it is
     for, the first by default.
     """
-    request = Resolver(site).serving(find_request(site, name))
+    request, resolver = find_request(site, name), Resolver(site)
     place = _directory(environment)
     for name in ("spack.yaml", "spack.lock"):  # they name repositories, whose Python Spack runs
         if (place / name).exists():
             require_known_owners(place / name)
     lock = read_lock(place)
     lock.tensorflow  # noqa: B018 - refused here where there is none
-    names = request.partitions or tuple(site.partitions)
+    names = resolver.members(request)
     left_out = tuple(name for name in names if not _runs_on(site.partition(name), lock, request))
     if len(left_out) == len(names):
         raise BadInput(
@@ -126,9 +126,7 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
             + ", ".join(_titled(site.partition(name)) for name in names),
             hint="--name names another stack of the site file",
         )
-    served = request.partitions
-    if left_out:
-        served = tuple(one for one in names if one not in left_out)
+    served = resolver.recorded(request, [one for one in names if one not in left_out])
     return Adoption(site, request, served, lock, own_digest(), left_out)
 
 
