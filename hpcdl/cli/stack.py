@@ -412,7 +412,7 @@ def _built(
 @terminable()
 def _adopt(args: argparse.Namespace) -> ExitCode:
     """Make a release of an environment that Spack has installed."""
-    from hpcdl.stack.spack_backend.adopt import adopt_installed, plan_adoption
+    from hpcdl.stack.spack_backend.spack_build import adopt_installed, plan_adoption
 
     plan = plan_adoption(the_site(args), args.environment, args.name)
     if args.dry_run:

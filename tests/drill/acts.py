@@ -15,7 +15,7 @@ from hpcdl.stack.publish import publish, rollback
 from hpcdl.stack.recipe import own_digest, pack, recipe_of, running_interpreter
 from hpcdl.stack.release import current_release, read_release, release_ids
 from hpcdl.stack.resolve import find_request
-from hpcdl.stack.spack_backend import adopt as adopting
+from hpcdl.stack.spack_backend import spack_build as adopting
 from hpcdl.stack.tree import sha256
 from hpcdl.system.errors import HpcdlError
 from tests.make.releases import passing, silent

@@ -21,17 +21,23 @@ from hpcdl.site import External, SpackSettings, StackRequest
 from hpcdl.stack.publish import publish
 from hpcdl.stack.release import read_release
 from hpcdl.stack.resolve_facts import COMPONENTS, known
-from hpcdl.stack.spack_backend import adopt as adopt_module
-from hpcdl.stack.spack_backend.adopt import adopt, adopt_installed, inventory, plan_adoption
+from hpcdl.stack.spack_backend import spack_build
 from hpcdl.stack.spack_backend.environment import (
     concretize,
     differences,
     find_spack,
+    inventory,
     render,
     render_site,
     write_files,
 )
-from hpcdl.stack.spack_backend.spack_build import build_spack, open_build
+from hpcdl.stack.spack_backend.spack_build import (
+    adopt,
+    adopt_installed,
+    build_spack,
+    open_build,
+    plan_adoption,
+)
 from hpcdl.system.resources import folder
 from hpcdl.system.run import run
 from tests.integration.conftest import needs_lmod
@@ -154,7 +160,7 @@ def test_every_gpu_stack_is_one_view_and_one_module(
     site = dataclasses.replace(site, agreements={"cuda": "nobody", "cudnn": "nobody"})
     plan = plan_build(site, "gpu")
     write_files(plan.folder, plan.files)
-    where = plan.folders.environment
+    where = plan.where
     shutil.copyfile(lock, where / "spack.lock")
     (where / ".solved").write_text(plan.stamp(where / "spack.lock"))
     program = open_build(plan)
@@ -164,7 +170,7 @@ def test_every_gpu_stack_is_one_view_and_one_module(
     run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", venv])
 
     # Empty packages have no Python modules.
-    monkeypatch.setattr(adopt_module, "require_imports", lambda *_: None)
+    monkeypatch.setattr(spack_build, "require_imports", lambda *_: None)
     release_id = adopt(plan.adoption(), program, print).id
     assert release_id == plan.release_id
     publish(site, release_id, passing, say=print)
@@ -224,7 +230,7 @@ def test_a_stack_from_wheels_is_built_and_loaded(spack_home, tmp_path, monkeypat
         assert (again.id, again.root.stat().st_mtime_ns) == (release.id, before)
 
         # The same environment adopted by itself is the same release.
-        adoption = plan_adoption(site, str(plan_build(site).folders.environment))
+        adoption = plan_adoption(site, str(plan_build(site).where))
         assert adoption.release_id == release.id
         shutil.rmtree(release.root)
         adopted = adopt_installed(adoption, print)

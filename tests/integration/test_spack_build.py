@@ -15,14 +15,18 @@ import pytest
 
 from hpcdl.stack.gc import collect
 from hpcdl.stack.publish import publish
-from hpcdl.stack.spack_backend.adopt import adopt_installed, inventory, plan_adoption
 from hpcdl.stack.spack_backend.environment import (
+    LOG,
+    PackageFailed,
+    build_folder,
     concretize,
+    install,
+    inventory,
     lock_holder,
     open_spack,
     require_unlocked,
 )
-from hpcdl.stack.spack_backend.spack_build import Folders, PackageFailed, install
+from hpcdl.stack.spack_backend.spack_build import adopt_installed, plan_adoption
 from hpcdl.stack.tree import record_release
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import locked
@@ -44,21 +48,21 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 def solve(home, *specs, tree="tree"):
     want(home, *specs, tree=tree)
     concretize(home, SMALL, silent)
-    return Folders(home, "small")
+    return home / "environments" / "small"
 
 
 def opened(where, **settings):
-    settings["config.yaml"] = f"config:\n  build_stage: ['{where.stage}']\n"
-    return open_spack(where.root, where.build / "scope", settings)
+    settings["config.yaml"] = f"config:\n  build_stage: ['{build_folder(where) / 'stage'}']\n"
+    return open_spack(where.parents[1], build_folder(where) / "scope", settings)
 
 
 def build(where, spack, **env):
     install(spack, where, env)
-    return where.log.read_text()
+    return (build_folder(where) / LOG).read_text()
 
 
 def names(spack, where):
-    packages = inventory(spack, where.environment)["packages"]
+    packages = inventory(spack, where)["packages"]
     return {one["name"] for one in packages if one["installed"]}
 
 
@@ -75,7 +79,7 @@ def test_a_failure_names_the_package_its_last_lines_and_reopens_and_then_goes_on
     told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert "SPACK_SHORT_SPEC=waits@1.0" in told.stdout
     (log,) = [line.split()[-1] for line in caught.value.details if line.startswith("log:")]
-    assert Path(log).is_relative_to(where.stage)
+    assert Path(log).is_relative_to(build_folder(where) / "stage")
     assert names(spack, where) == {"works", "above"}
 
     file.touch()
@@ -88,14 +92,13 @@ def test_a_killed_build_goes_on(small, tmp_path):
     file, started = tmp_path / "there", tmp_path / "started"
     program = (
         "import sys; from pathlib import Path; "
-        "from hpcdl.stack.spack_backend.spack_build import *; "
-        "from hpcdl.stack.spack_backend.environment import Spack; "
-        "home, scope, program, file, started = "
-        "map(Path, sys.argv[1:]); install(Spack(program, '', scope), Folders(home, 'small'), "
+        "from hpcdl.stack.spack_backend.environment import *; "
+        "where, scope, program, file, started = "
+        "map(Path, sys.argv[1:]); install(Spack(program, '', scope), where, "
         "{'SMALL_FILE': str(file), 'SMALL_STARTED': str(started)})"
     )
     spack = opened(where)
-    words = [sys.executable, "-c", program, small, spack.scope, spack.program, file, started]
+    words = [sys.executable, "-c", program, where, spack.scope, spack.program, file, started]
     process = subprocess.Popen(words, cwd=REPOSITORY)
     wait_for(lambda: started.exists() or process.poll() is not None, 600)
     assert started.exists()
@@ -136,7 +139,7 @@ def test_a_build_cache_is_spack_s_own_signed_and_filled_by_itself(small, keyring
     spack = opened(where, **{"mirrors.yaml": f"mirrors: {{builds: {entry}}}\n"})
     spack.run("gpg", "create", "nobody", "nobody@localhost")
     build(where, spack)
-    spack.run("-e", where.environment, "uninstall", "-a", "-y", "--dependents", check=False)
+    spack.run("-e", where, "uninstall", "-a", "-y", "--dependents", check=False)
     shutil.rmtree(small.parent / "tree")
     told = build(where, spack)
     assert "build cache" in told
@@ -211,7 +214,7 @@ def test_gc_removes_the_packages_that_no_release_is_left_for(small, tmp_path):
         made = make_release(site, name, version=f"2.{len(package)}.{ord(name[0])}")
         own = made.root / "spack"
         own.mkdir()
-        shutil.copyfile(where.environment / "spack.lock", own / "spack.lock")
+        shutil.copyfile(where / "spack.lock", own / "spack.lock")
         (own / "spack.yaml").write_text(f"spack: {{specs: [{package}]}}\n")
         record_release(made)
         publish(site, name, passing, say=silent)

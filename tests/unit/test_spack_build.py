@@ -12,8 +12,19 @@ from hpcdl.site import StackRequest
 from hpcdl.stack.build import plan_stack
 from hpcdl.stack.resolve import find_request
 from hpcdl.stack.resolve_facts import driver_needs, models, needs_of, wheel_sets
-from hpcdl.stack.spack_backend import adopt, environment, spack_build
-from hpcdl.stack.spack_backend.adopt import (
+from hpcdl.stack.spack_backend import environment, spack_build
+from hpcdl.stack.spack_backend.environment import (
+    Lock,
+    PackageFailed,
+    Spack,
+    install,
+    inventory,
+    lock_holder,
+    open_spack,
+    read_lock,
+    render,
+)
+from hpcdl.stack.spack_backend.spack_build import (
     Adoption,
     _settings,
     environment_text,
@@ -21,15 +32,6 @@ from hpcdl.stack.spack_backend.adopt import (
     own_folder,
     plan_adoption,
 )
-from hpcdl.stack.spack_backend.environment import (
-    Lock,
-    Spack,
-    lock_holder,
-    open_spack,
-    read_lock,
-    render,
-)
-from hpcdl.stack.spack_backend.spack_build import Folders, PackageFailed, install
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.resources import folder
 from tests.make.releases import plan_build
@@ -189,7 +191,7 @@ def stub(letter):
 
 def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_path, monkeypatch):
     plan = plan_build(pi(tmp_path / "prefix"), KEPLER)
-    where = plan.folders.environment
+    where = plan.where
     where.mkdir(parents=True)
     lock = where / "spack.lock"
     lock.write_text(stub("a"))
@@ -242,7 +244,7 @@ OUTPUT = """\
 
 
 def test_what_spack_prints_names_what_failed(tmp_path):
-    where = Folders(tmp_path, "x")
+    where = tmp_path / "environments/x"
     own = tmp_path / "cmake.log"
     own.write_text("checking\nthe compiler speaks\n\n")
 
@@ -461,7 +463,7 @@ def test_where_spack_may_lack_its_packages_the_hint_names_the_variable(tmp_path,
     for packages, named in (("", True), (str(tmp_path / "packages"), False)):
         monkeypatch.setenv("HPCDL_SPACK_PACKAGES", packages)
         with pytest.raises(MissingPrerequisite, match="cannot read the environment") as caught:
-            adopt.inventory(Spack(program, "1.3.0", tmp_path), where)
+            inventory(Spack(program, "1.3.0", tmp_path), where)
         assert "no repository builtin" in "".join(caught.value.details)
         assert ("in HPCDL_SPACK_PACKAGES" in caught.value.hint) is named
 

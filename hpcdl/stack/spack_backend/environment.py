@@ -22,7 +22,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,17 @@ from hpcdl.stack.release import (
 from hpcdl.stack.resolve import Resolver, allowed, computes_of
 from hpcdl.stack.resolve_facts import gpus_of, needs_of, serves, wheel_sets
 from hpcdl.stack.resolve_solver import Range, sort_key
-from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite, Stopped
-from hpcdl.system.files import explain_os_errors, lock_holder, write_atomic
+from hpcdl.system.errors import (
+    BadInput,
+    CheckFailed,
+    ExitCode,
+    HpcdlError,
+    MissingPrerequisite,
+    Stopped,
+)
+from hpcdl.system.files import explain_os_errors, last_text, lock_holder, write_atomic
 from hpcdl.system.resources import folder, scratch_directory, templates
-from hpcdl.system.run import CommandResult, run
+from hpcdl.system.run import CommandFailed, CommandResult, run
 from hpcdl.system.text import duration, utc_now
 
 
@@ -499,3 +506,94 @@ def read_lock(environment: Path) -> Lock:
             details=[f"{type(fault).__name__}: {str(fault)[:200]}"],
             hint=f"spack -e {environment} concretize --force",
         ) from fault
+
+
+def inventory(spack: Spack, environment: Path) -> Mapping[str, Any]:
+    """A solved environment as spack/inventory.py tells it; MissingPrerequisite: Spack cannot.
+
+    `packages` have what a release's lock has of them, `prefix` and `installed`; `store` is the
+    install tree, `padded` the length that its paths are padded to, `repos` the directories of the
+    package repositories by namespace.
+    """
+    try:
+        output = spack.run("-e", environment, "python", folder("spack") / "inventory.py").stdout
+    except CommandFailed as fault:
+        cure = "name the Spack that installed it in HPCDL_SPACK_ROOT"
+        if not packages_named():
+            cure += (
+                ", and where it cannot download its packages a checkout of them "
+                "(github.com/spack/spack-packages) in HPCDL_SPACK_PACKAGES"
+            )
+        raise MissingPrerequisite(
+            f"Spack {spack.version} cannot read the environment {environment}",
+            details=fault.result.last_lines(3),
+            hint=cure,
+        ) from fault
+    found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
+    found["packages"].sort(key=lambda row: (row["name"], row["hash"]))
+    return found
+
+
+def build_folder(environment: Path) -> Path:
+    """What a build leaves: its log, its scope, and `stage`, where what failed stays."""
+    return environment.parents[1] / "build"
+
+
+LOG = "install.log"
+_SHOWN_LINES = 12
+_END = 100_000  # bytes of a package's log in which the last words are looked for
+# What Spack's installer prints of a package: `[x] hash name@version failed: its log`.
+_FAILED = re.compile(r"^\[x\] (\w{7}) (\S+) failed(?:: (\S+))?", re.MULTILINE)
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+
+
+class PackageFailed(HpcdlError):
+    """A package did not build (exit code 4)."""
+
+    exit_code = ExitCode.COMMAND_FAILED
+
+
+def install(spack: Spack, environment: Path, env: Mapping[str, str]) -> None:
+    """Install what the environment's lock holds.
+
+    `spack` has the build's own scope; `env` are variables for the recipes.
+    """
+    build = build_folder(environment)
+    with explain_os_errors(build):
+        (build / "stage").mkdir(parents=True, exist_ok=True)
+        (build / LOG).unlink(missing_ok=True)
+    words = ("-e", environment, "install", "--only-concrete")
+    more = replace(spack, env={**spack.env, **env})
+    if not more.run(*words, log=build / LOG, check=False, tied=True).ok:
+        raise _failure(spack, environment, build / LOG)
+
+
+def _failure(spack: Spack, environment: Path, whole: Path) -> HpcdlError:
+    output = whole.read_text(errors="replace")
+    failed = _FAILED.findall(output)
+    if not failed:
+        return PackageFailed(
+            "Spack failed before any package did",
+            details=[*output.strip().splitlines()[-_SHOWN_LINES:], f"log: {whole}"],
+        )
+    (short, title, named), *others = failed
+    log = Path(named) if named and Path(named).is_file() else whole
+    last = [line for line in last_text(log, _END).splitlines() if line.strip()][-_SHOWN_LINES:]
+    if _NO_ROOM.search("\n".join([*last, output])):
+        return MissingPrerequisite(
+            f"no space left while Spack built {title}",
+            details=[f"log: {log}"],
+            hint="free some space, then run the same command: what is built stays built",
+        )
+    settings = shlex.join(["env", *(f"{key}={value}" for key, value in spack.env.items())])
+    place = shlex.join(["-e", str(environment), "build-env", f"/{short}", "--"])
+    return PackageFailed(
+        f"{title} did not build",
+        details=[
+            f"log:    {log}",
+            f"reopen: {settings} {spack.shell} {place} bash",
+            *(f"| {line}" for line in last),
+            *(f"also failed: {name}" for _, name, _ in others),
+        ],
+        hint="mend it, then run the same command: what is built stays built",
+    )

@@ -1,35 +1,61 @@
-"""Builds a release with Spack: solve, install in parallel, make one view.
+"""Makes releases with Spack: builds a stack, or adopts what anybody has installed anywhere.
 
-`plan_spack` thinks: environment, files, identity, steps. `build_spack` acts. Everything is made
-below PREFIX/spack, which all stacks share: `store` is the install tree, STACK/ one
-stack's environment and build. The release is a view and its records, and no release until
-release.json is renamed into it.
+A build is solved, installed in parallel and then adopted. Everything is made below PREFIX/spack,
+which all stacks share: `store` is the install tree, which Spack names by content, STACK/ one
+stack's environment and build. An interrupted build continues where it was. A failure names the
+package, its log, and the command that reopens the environment it was built in. A build cache is
+Spack's own, by its `autopush`.
 
-An interrupted build continues where it was. A failure names the package, its log, and the command
-that reopens the environment it was built in. A build cache is Spack's own, by its `autopush`.
+`adopt` asks Spack what is installed, links it all into one view, and adds hpcdl and the records.
+Nothing is compiled, and the environment and its install tree stay as they are: the release's own
+lock file names what it needs. Its `stack` is a view of Spack: links into the install tree. The
+module sets what Spack itself sets when that environment is activated. hpcdl goes in as files of
+its own: a release has its own one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__, facts
-from hpcdl.site import Site, StackRequest
-from hpcdl.stack.recipe import Say, own_digest, own_wheel
+from hpcdl.site import Partition, Site, StackRequest
+from hpcdl.stack.modules import SITE_FILE
+from hpcdl.stack.recipe import Say, install, new_log, own_digest, own_wheel
 from hpcdl.stack.release import Release, ReleasePlan, digest, read_release
+from hpcdl.stack.resolve import Resolver, find_request
+from hpcdl.stack.resolve_facts import serves, wheel_sets
 from hpcdl.stack.spack_backend import environment as spacks
-from hpcdl.stack.spack_backend.adopt import Adoption, adopt
-from hpcdl.stack.spack_backend.environment import Spack, SpackEnvironment, environment_of
-from hpcdl.stack.tree import require_space
-from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
-from hpcdl.system.files import explain_os_errors, last_text, shared_lock, write_atomic
+from hpcdl.stack.spack_backend.environment import (
+    Lock,
+    Spack,
+    SpackEnvironment,
+    environment_of,
+    read_lock,
+    release_of,
+)
+from hpcdl.stack.tree import (
+    add_startup,
+    build_slot,
+    compile_folders,
+    new_tree,
+    open_to_readers,
+    record_release,
+    require_space,
+    shortened,
+)
+from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
+from hpcdl.system.files import shared_lock, write_atomic
+from hpcdl.system.resources import scratch_directory
+from hpcdl.system.run import run
+from hpcdl.system.trust import require_known_owners
 
 _STAMP = ".solved"
 
@@ -47,15 +73,14 @@ class SpackPlan(ReleasePlan):
     own: str
 
     @property
-    def folders(self) -> Folders:
-        """Where it is built."""
-        return Folders(self.folder, self.environment.name)
+    def where(self) -> Path:
+        """Its environment's directory."""
+        return self.folder / "environments" / self.environment.name
 
     @property
     def lock(self) -> Path | None:
         """The lock file, where it is the solution of these very files."""
-        lock = self.folders.environment / "spack.lock"
-        stamp = self.folders.environment / _STAMP
+        lock, stamp = self.where / "spack.lock", self.where / _STAMP
         solved = lock.is_file() and stamp.is_file() and stamp.read_text() == self.stamp(lock)
         return lock if solved else None
 
@@ -78,7 +103,7 @@ class SpackPlan(ReleasePlan):
     def remaining(self) -> list[str]:
         """Return the steps of a release that does not exist yet."""
         lock = self.lock
-        count = f"{len(spacks.read_lock(lock.parent).specs)} " if lock else ""
+        count = f"{len(read_lock(lock.parent).specs)} " if lock else ""
         return [
             self.environment.why,
             *(f"write {path}" for path in self.files),
@@ -115,7 +140,7 @@ class SpackPlan(ReleasePlan):
 
     def adoption(self) -> Adoption:
         """The end of it: the release of the environment, once that is installed."""
-        lock = spacks.read_lock(self.folders.environment)
+        lock = read_lock(self.where)
         return Adoption(self.site, self.request, self.partitions, lock, self.own)
 
     def expected(self) -> Release:
@@ -123,7 +148,7 @@ class SpackPlan(ReleasePlan):
         if self.lock:
             return self.adoption().expected()
         wanted = self.environment
-        return spacks.release_of(
+        return release_of(
             self,
             f"{self.request.name}-{wanted.versions['tensorflow']}",
             wanted.versions,
@@ -186,9 +211,8 @@ def build_spack(plan: SpackPlan, say: Say) -> Release:
 
 
 def _build(plan: SpackPlan, say: Say) -> Release:
-    where = plan.folders
     spack = open_build(plan)
-    spacks.require_unlocked(where.environment)
+    spacks.require_unlocked(plan.where)
     if plan.lock is None:
         _solve(plan, say)
     if plan.exists:
@@ -197,19 +221,20 @@ def _build(plan: SpackPlan, say: Say) -> Release:
     env = {}
     if not plan.environment.wheels:  # hpcdl is a package of the compiled stacks only
         env["HPCDL_WHEEL"] = str(own_wheel()[1])
-    say(f"installing with Spack, which says in {where.log} how far it is")
-    install(spack, where, env)
+    log = spacks.build_folder(plan.where) / spacks.LOG
+    say(f"installing with Spack, which says in {log} how far it is")
+    spacks.install(spack, plan.where, env)
     return adopt(adoption, spack, say)
 
 
 def open_build(plan: SpackPlan) -> Spack:
     """Spack with the settings of this build, in a directory that a person can use too."""
-    where = plan.folders
+    build = spacks.build_folder(plan.where)
     config = (
-        f"config:\n  build_stage: ['{where.stage}']\n"
+        f"config:\n  build_stage: ['{build / 'stage'}']\n"
         f"  source_cache: '{shared(plan.site) / 'downloads'}'\n"
     )
-    spack = spacks.open_spack(plan.folder, where.build / "scope", {"config.yaml": config})
+    spack = spacks.open_spack(plan.folder, build / "scope", {"config.yaml": config})
     site = {"HPCDL_SPACK_SITE": str(plan.folder / "site.yaml")}
     return replace(spack, env={**spack.env, **site})
 
@@ -227,74 +252,328 @@ def _solve(plan: SpackPlan, say: Say) -> None:
     write_atomic(lock.environment / _STAMP, stamp)
 
 
-_SHOWN_LINES = 12
-_END = 100_000  # bytes of a package's log in which the last words are looked for
-# What Spack's installer prints of a package: `[x] hash name@version failed: its log`.
-_FAILED = re.compile(r"^\[x\] (\w{7}) (\S+) failed(?:: (\S+))?", re.MULTILINE)
-_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+@dataclass(frozen=True)
+class Adoption(ReleasePlan):
+    """The plan of an adoption; `own` is the digest of hpcdl's files.
 
-
-class Folders:
-    """Where a stack is built: `root` is PREFIX/spack/STACK, `name` its environment's name.
-
-    `build` has all that a build leaves: `log` (what Spack prints), and `stage`, where packages are
-    built and what failed stays.
+    `left_out` are partitions of the stack that it has no code for.
     """
 
-    def __init__(self, root: Path, name: str) -> None:
-        self.root = root
-        self.environment = root / "environments" / name
-        self.build = root / "build"
-        self.log = self.build / "install.log"
-        self.stage = self.build / "stage"
+    lock: Lock
+    own: str
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def release_id(self) -> str:
+        """As that of any other release."""
+        return self.lock.release_id(self.request.name, self.partitions, self.own)
+
+    def remaining(self) -> list[str]:
+        """Return the steps of a release that does not exist yet."""
+        return [
+            *([self.narrowed()] if self.left_out else []),
+            f"look whether all of {self.lock.environment} is installed",
+            f"link its {len(self.lock.to_run)} packages and hpcdl {__version__} together in "
+            f"{self.root}/stack",
+        ]
+
+    def narrowed(self) -> str:
+        """Which partitions of the stack get it, which do not, and why."""
+        served = ", ".join(self.partitions)
+        left_out = ", ".join(_titled(self.site.partition(name)) for name in self.left_out)
+        return f"serve {served}, not {left_out}: its code is for {_code(self.lock)}"
+
+    def require_tools(self) -> None:
+        """Look for Spack; whether the environment is installed, Spack itself will say."""
+        spacks.find_spack()
+        spacks.packages_named()
+
+    def as_data(self) -> dict[str, Any]:
+        """For machines, with the values that only an adoption has."""
+        own = {"environment": str(self.lock.environment), "left_out": list(self.left_out)}
+        return {**super().as_data(), **own}
+
+    def expected(self, packages: Sequence[PackageRow] = ()) -> Release:
+        """The release as it is recorded, once its packages are known."""
+        lock = self.lock
+        return release_of(
+            self,
+            self.release_id,
+            lock.components,
+            lock.archs,
+            lock.target,
+            wheels=lock.wheels,
+            # The gate will show whether it runs; these very wheels have run elsewhere.
+            proof="run" if lock.wheels and not lock.archs else "compiled",
+            hpcdl=f"{__version__}+{self.own}",
+            lock=tuple(lock_entries(packages, lock.to_run, cuda=bool(lock.archs))),
+        )
 
 
-class PackageFailed(HpcdlError):
-    """A package did not build (exit code 4)."""
+def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adoption:
+    """Return the plan of an adoption.
 
-    exit_code = ExitCode.COMMAND_FAILED
-
-
-def install(spack: Spack, where: Folders, env: Mapping[str, str]) -> None:
-    """Install what the environment's lock holds.
-
-    `spack` has the build's own scope; `env` are variables for the recipes.
+    `environment` is its directory or its spack.yaml; `name` is the stack of the site that it is
+    for, the first by default.
     """
-    with explain_os_errors(where.build):
-        where.stage.mkdir(parents=True, exist_ok=True)
-        where.log.unlink(missing_ok=True)
-    words = ("-e", where.environment, "install", "--only-concrete")
-    more = replace(spack, env={**spack.env, **env})
-    if not more.run(*words, log=where.log, check=False, tied=True).ok:
-        raise _failure(spack, where)
+    request, resolver = find_request(site, name), Resolver(site)
+    place = _directory(environment)
+    for name in ("spack.yaml", "spack.lock"):  # they name repositories, whose Python Spack runs
+        if (place / name).exists():
+            require_known_owners(place / name)
+    lock = read_lock(place)
+    lock.tensorflow  # noqa: B018 - refused here where there is none
+    names = resolver.members(request)
+    left_out = tuple(name for name in names if not _runs_on(site.partition(name), lock, request))
+    if len(left_out) == len(names):
+        raise BadInput(
+            f"{lock.environment} has code for {_code(lock)}, and stack '{request.name}' serves "
+            + ", ".join(_titled(site.partition(name)) for name in names),
+            hint="--name names another stack of the site file",
+        )
+    served = resolver.recorded(request, [one for one in names if one not in left_out])
+    return Adoption(site, request, served, lock, own_digest(), left_out)
 
 
-def _failure(spack: Spack, where: Folders) -> HpcdlError:
-    output = where.log.read_text(errors="replace")
-    failed = _FAILED.findall(output)
-    if not failed:
-        return PackageFailed(
-            "Spack failed before any package did",
-            details=[*output.strip().splitlines()[-_SHOWN_LINES:], f"log: {where.log}"],
-        )
-    (short, title, named), *others = failed
-    log = Path(named) if named and Path(named).is_file() else where.log
-    last = [line for line in last_text(log, _END).splitlines() if line.strip()][-_SHOWN_LINES:]
-    if _NO_ROOM.search("\n".join([*last, output])):
-        return MissingPrerequisite(
-            f"no space left while Spack built {title}",
-            details=[f"log: {log}"],
-            hint="free some space, then run the same command: what is built stays built",
-        )
-    settings = shlex.join(["env", *(f"{key}={value}" for key, value in spack.env.items())])
-    place = shlex.join(["-e", str(where.environment), "build-env", f"/{short}", "--"])
-    return PackageFailed(
-        f"{title} did not build",
-        details=[
-            f"log:    {log}",
-            f"reopen: {settings} {spack.shell} {place} bash",
-            *(f"| {line}" for line in last),
-            *(f"also failed: {name}" for _, name, _ in others),
-        ],
-        hint="mend it, then run the same command: what is built stays built",
+def _runs_on(partition: Partition, lock: Lock, request: StackRequest) -> bool:
+    """Whether an environment is for a partition: code for one of its GPUs, or none for none."""
+    if not lock.archs:
+        return partition.gpu is None or request.variant == "cpu"
+    code = [f"sm_{arch}" for arch in lock.archs]
+    gpus = (group.gpu for group in partition.gpu_groups)
+    return any(serves(code, gpu.compute) for gpu in gpus if gpu)
+
+
+def _code(lock: Lock) -> str:
+    return ", ".join(f"sm_{arch}" for arch in lock.archs) or "CPUs"
+
+
+def _titled(partition: Partition) -> str:
+    return f"{partition.name} ({', '.join(partition.gpu_models) or 'no GPUs'})"
+
+
+def _directory(named: str) -> Path:
+    path = Path(named).absolute()
+    place = path.parent if path.name in {"spack.yaml", "spack.lock"} else path
+    if (place / "spack.yaml").is_file():
+        return place
+    raise BadInput(
+        f"{named} is no Spack environment: there is no spack.yaml in it",
+        hint="name its directory: `spack location --env NAME` says where Spack keeps one by name",
     )
+
+
+def adopt_installed(plan: Adoption, say: Say) -> Release:
+    """Make the release of an environment, with the Spack that is found (see `find_spack`)."""
+    if plan.exists:
+        return read_release(plan.site, plan.release_id)
+    if plan.left_out:
+        say(plan.narrowed())
+    where = plan.lock.environment
+    root = where.parents[1] if (where.parents[1] / "spack_repo").is_dir() else where
+    with scratch_directory() as scope:
+        spack = spacks.open_spack(root, scope)
+        spacks.require_unlocked(where)
+        return adopt(plan, spack, say)
+
+
+def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
+    """The same with a Spack that is open for the environment."""
+    found = spacks.inventory(spack, plan.lock.environment)
+    to_run = [row for row in found["packages"] if row["hash"] in plan.lock.to_run]
+    _require_installed(plan.lock, spack, found, to_run)
+    own, wheel = own_wheel()
+    plan = replace(plan, own=own)
+    with build_slot(plan.site, say):
+        if not plan.exists:
+            with new_tree(plan.root) as root:
+                say(f"linking {len(to_run)} packages into {root}/stack")
+                make_view(spack, root, plan.lock, found)
+                packages = add_hpcdl(root, wheel, new_log(root.name))
+                # The module's hpcdl finds its site by itself: a publish writes the file.
+                site_file = plan.site.paths.prefix / "etc" / SITE_FILE
+                (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
+                require_imports(root, plan.lock.environment)
+                variables = module_environment(spack, root)
+                made = replace(plan.expected(found["packages"]), environment=variables)
+                record_release(made, [Path(found["store"])])
+    return read_release(plan.site, plan.release_id)
+
+
+def _require_installed(
+    lock: Lock, spack: Spack, inventory: Inventory, to_run: Sequence[PackageRow]
+) -> None:
+    """MissingPrerequisite where a package is not there, or the files are of different specs."""
+    where = lock.environment
+    install = f"spack -e {where} install"
+    if {row["hash"] for row in to_run} != lock.to_run:
+        raise MissingPrerequisite(
+            f"spack.yaml and spack.lock of {where} are of different specs", hint=install
+        )
+    missing = [row for row in to_run if not row["installed"] or not Path(row["prefix"]).is_dir()]
+    if missing:
+        raise MissingPrerequisite(
+            f"the environment {where} is not wholly installed in {inventory['store']}: "
+            f"{len(missing)} of {len(to_run)} packages are missing",
+            details=shortened([f"{row['name']}@{row['version']}" for row in missing]),
+            hint=f"{install}; where another Spack than {spack.program} did, name that in "
+            "HPCDL_SPACK_ROOT",
+        )
+
+
+_EXPORT = re.compile(r"^export (\w+)=(.*?);?$", re.MULTILINE)
+# The module says these itself, or they are for building and not for running.
+_NOT_OURS = {
+    "PATH",
+    "PYTHONPATH",
+    "MANPATH",
+    "CMAKE_PREFIX_PATH",
+    "PKG_CONFIG_PATH",
+    "ACLOCAL_PATH",
+    "XDG_DATA_DIRS",
+    "PROMPT",
+    "PS1",
+    "HOME",
+    "INFOPATH",
+}
+PackageRow = Mapping[str, Any]
+Inventory = Mapping[str, Any]
+_IMPORTS = {"jinja2": "py-jinja2", "yaml": "py-pyyaml", "shtab": "py-shtab", "numpy": "py-numpy"}
+
+
+def environment_text(lock: Lock, inventory: Inventory) -> str:
+    """The release's own spack.yaml: the same roots, its view, and all directories."""
+    specs = "\n".join(f"  - {json.dumps(root['spec'])}" for root in lock.roots)
+    repos = "\n".join(
+        f"    {name}: $env/{place}" for name, place in _copied(lock, inventory).items()
+    )
+    padding = f", padded_length: {inventory['padded']}" if inventory["padded"] else ""
+    return (
+        "# The environment of this release, as it was built; do not edit it.\n"
+        "spack:\n" + (f"  repos:\n{repos}\n" if repos else "") + f"  specs:\n{specs}\n"
+        "  concretizer: {unify: true}\n"
+        f"  config: {{install_tree: {{root: {inventory['store']}{padding}}}}}\n"
+        "  view: {default: {root: ../stack, link: run}}\n"
+    )
+
+
+def make_view(spack: Spack, root: Path, lock: Lock, inventory: Inventory) -> None:
+    """The release's environment in ROOT/spack and its view in ROOT/stack.
+
+    `spack` has a scope of its own; `inventory` are the packages of the same environment.
+    """
+    own = root / "spack"
+    write_atomic(own / "spack.yaml", environment_text(lock, inventory))
+    shutil.copyfile(lock.environment / "spack.lock", own / "spack.lock")
+    for name, place in _copied(lock, inventory).items():
+        ignored = shutil.ignore_patterns("__pycache__", ".git")
+        shutil.copytree(inventory["repos"][name], own / place, ignore=ignored)
+    spack.run("-e", own, "env", "view", "regenerate")
+
+
+def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
+    """Package repositories that go into the release, all but Spack's own, and their places."""
+    used = {str(spec["namespace"]) for spec in lock.specs.values()}
+    names = sorted((used & found["repos"].keys()) - {"builtin"})
+    return {name: Path("spack_repo", *name.split(".")) for name in names}
+
+
+def add_hpcdl(root: Path, wheel: Path, log: Path) -> Path:
+    """Put hpcdl into the view as files of its own; returns its site-packages."""
+    stack = root / "stack"
+    python = stack / "bin" / "python"
+    (found,) = stack.glob("lib/python3*/site-packages")
+    packages = own_folder(stack, found.relative_to(stack))
+    scripts = own_folder(stack, Path("bin"))
+    for left in (packages / "hpcdl", *packages.glob("hpcdl-*.dist-info"), scripts / "hpcdl"):
+        if left.is_symlink() or left.is_file():
+            left.unlink()
+        elif left.is_dir():
+            shutil.rmtree(left)
+    install(python, log, wheel)
+    compile_folders(python, [packages / "hpcdl"], log)
+    own_folder(stack, Path("share") / "hpcdl")
+    add_startup(stack)
+    open_to_readers(root)
+    return packages
+
+
+def require_imports(root: Path, environment: Path) -> None:
+    """Try that hpcdl finds in the view what it imports; MissingPrerequisite names what it lacks."""
+    program = "import importlib.util as u; print(*(n for n in {!r} if u.find_spec(n) is None))"
+    argv = [str(root / "stack" / "bin" / "python"), "-c", program.format(tuple(_IMPORTS))]
+    missing = [_IMPORTS[name] for name in run(argv, directory=Path("/")).stdout.split()]
+    if missing:
+        raise MissingPrerequisite(
+            f"the environment {environment} lacks packages that hpcdl needs: {', '.join(missing)}",
+            hint=f"spack -e {environment} add {' '.join(missing)}, then `spack install`",
+        )
+
+
+def own_folder(stack: Path, inside: Path) -> Path:
+    """A directory of a view that may be written to, without writing into the install tree.
+
+    Spack links whole directories where one package alone has something in them: those become
+    directories of links.
+    """
+    path = stack
+    for part in inside.parts:
+        path /= part
+        if path.is_symlink():
+            target = path.resolve()
+            path.unlink()
+            path.mkdir()
+            for entry in target.iterdir():
+                (path / entry.name).symlink_to(entry)
+        else:
+            path.mkdir(exist_ok=True)
+    return path
+
+
+def module_environment(spack: Spack, root: Path) -> dict[str, Any]:
+    """Return the module's variables: lists of directories to prepend, or a text.
+
+    It is what `spack env activate` sets on top of an empty environment.
+    """
+    script = f"{spack.shell} env activate --sh --dir {shlex.quote(str(root / 'spack'))}"
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key.startswith(("SPACK", "HPCDL_SPACK")) or key in {"HOME", "USER"}
+    }
+    env = {**kept, **spack.env, "PATH": "/usr/bin:/bin"}
+    exports = run(["bash", "--noprofile", "--norc", "-c", script], base_env=env).stdout
+    return dict(_settings(exports))
+
+
+def _settings(exports: str) -> Iterator[tuple[str, Any]]:
+    for name, quoted in _EXPORT.findall(exports):
+        value = "".join(shlex.split(quoted))
+        if name in _NOT_OURS or name.startswith(("SPACK", "HPCDL")) or not value:
+            continue
+        parts = [part for part in value.split(":") if part]
+        folders = all(part.startswith("/") for part in parts)
+        yield name, parts if folders and name.endswith(("PATH", "DIRS")) else value
+
+
+def lock_entries(
+    packages: Iterable[PackageRow], run: Collection[str], *, cuda: bool = False
+) -> Iterator[Mapping[str, str]]:
+    """The lock of a release: every package, and the wheels that some recipes install.
+
+    `run` are the hashes of the packages that it needs to run; their entries say so.
+    """
+    for package in packages:
+        entry = {key: text for key, text in package.items() if key not in {"prefix", "installed"}}
+        yield {**entry, "run": "yes"} if package["hash"] in run else entry
+        try:
+            wheels = wheel_sets(package["name"], cuda=cuda)[package["version"]].get("others", {})
+        except (OSError, KeyError):
+            continue
+        for name, wheel in wheels.items():
+            yield {
+                "name": name,
+                "version": wheel["version"],
+                "sha256": wheel["sha256"],
+                "file": wheel["url"].rpartition("/")[2],
+            }
