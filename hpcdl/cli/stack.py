@@ -412,13 +412,13 @@ def _built(
 @terminable()
 def _adopt(args: argparse.Namespace) -> ExitCode:
     """Make a release of an environment that Spack has installed."""
-    from hpcdl.stack.spack_backend.spack_build import adopt_installed, plan_adoption
+    from hpcdl.stack.spack_backend.spack_build import plan_adoption
 
     plan = plan_adoption(the_site(args), args.environment, args.name)
     if args.dry_run:
         return _would_build([plan], args)
     existed = plan.exists
-    return _built([adopt_installed(plan, progress_teller())], [existed], args)
+    return _built([plan.make(progress_teller())], [existed], args)
 
 
 GROUP = Group(

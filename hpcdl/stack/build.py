@@ -23,9 +23,8 @@ from typing import Any
 from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.site.sections import BACKENDS
-from hpcdl.stack import horovod, tree
+from hpcdl.stack import horovod
 from hpcdl.stack.linked import prefer_own_libraries
-from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import (
     INDEX,
     Interpreter,
@@ -44,7 +43,7 @@ from hpcdl.stack.recipe import (
 from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, digest, read_release, releases_folder
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import conditions
-from hpcdl.stack.tree import build_slot, new_tree, record_release, require_space, sha256
+from hpcdl.stack.tree import build_slot, finish, new_tree, record_release, require_space, sha256
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.resources import cache
 from hpcdl.system.run import module_argv, run
@@ -214,27 +213,22 @@ def build(plan: BuildPlan, say: Say) -> Release:
     plan.require_ready()
     lock = plan.lock or lock_wheels(plan.recipe, plan.python, say)
     own, wheel = own_wheel()
-    return _build(replace(plan, lock=lock, own=own), wheel, say)
-
-
-def _build(plan: BuildPlan, own: Path, say: Say) -> Release:
-    release_id = plan.release_id
-    assert release_id is not None
+    plan = replace(plan, lock=lock, own=own)
     if plan.exists:
-        return read_release(plan.site, release_id)
+        return read_release(plan.site, plan.expected().id)
     with build_slot(plan.site, say):
         if not plan.exists:
-            with new_tree(releases_folder(plan.site) / release_id) as root:
-                made = _fill(plan, root, own, say)
+            with new_tree(plan.root) as root:
+                made = _fill(plan, root, wheel, say)
                 expected = plan.expected()
-                lock = [*expected.lock]
+                rows = [*expected.lock]
                 if made is not None:
                     row = {"name": "horovod", "version": plan.recipe.versions["horovod"]}
                     row |= {"file": made.name, "sha256": sha256(made), "built": made.parent.name}
                     compilers = (made.parent / horovod.COMPILERS).read_text().strip()
-                    lock.append({**row, "compilers": compilers})
-                record_release(replace(expected, created=utc_now(), lock=tuple(lock)))
-    return read_release(plan.site, release_id)
+                    rows.append({**row, "compilers": compilers})
+                record_release(replace(expected, created=utc_now(), lock=tuple(rows)))
+    return read_release(plan.site, plan.expected().id)
 
 
 def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
@@ -262,12 +256,8 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
             (packages / "nvidia" / row["link"]).symlink_to(row["to"])
     for name in ("tensorflow", "horovod"):
         prefer_own_libraries(packages / name)
-    # The module's hpcdl finds its site by itself: a publish writes the file.
-    (packages / "hpcdl" / SITE_FILE).symlink_to(plan.site.paths.prefix / "etc" / SITE_FILE)
-    tree.add_startup(stack)
     say("compiling bytecode, setting permissions")
-    tree.compile_folders(python, [packages], log)
-    tree.open_to_readers(root)
+    finish(plan.site, root, packages, packages, log=log)
     return made
 
 

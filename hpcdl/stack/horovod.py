@@ -34,7 +34,17 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.site import Site, StackRequest
-from hpcdl.stack.recipe import INDEX, MACHINE, Interpreter, Recipe, Say, install, new_log, own_build
+from hpcdl.stack.recipe import (
+    INDEX,
+    MACHINE,
+    Interpreter,
+    Recipe,
+    Say,
+    install,
+    new_log,
+    own_build,
+    toolkit,
+)
 from hpcdl.stack.release import MODULE, digest
 from hpcdl.stack.resolve_facts import known, sentence
 from hpcdl.stack.resolve_solver import Rule
@@ -43,7 +53,6 @@ from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write
 from hpcdl.system.packages import find_program
 from hpcdl.system.resources import cache
 from hpcdl.system.run import CommandFailed, module_argv, run
-from hpcdl.system.text import one_of
 from hpcdl.system.trust import require_private
 
 _SYSTEM = frozenset({Path("/"), Path("/usr"), Path("/usr/local")})
@@ -481,14 +490,9 @@ def cuda_wheels(cuda: str) -> dict[str, dict[str, str]]:
 
     Raises MissingPrerequisite: the facts have no wheels of this CUDA release.
     """
-    table, locked = facts.load("nvidia_wheels"), facts.load("wheel_lock")["wheels"]
-    if cuda not in table["toolkits"]:
-        raise MissingPrerequisite(
-            f"no NVIDIA wheels are listed for CUDA {cuda}",
-            hint=f"pin cuda to {one_of(list(table['toolkits']))}",
-        )
-    major, compiles = cuda.split(".")[0], table["compile"]
-    versions = {part: table["toolkits"][cuda][part] for part in compiles["parts"]}
+    compiles, locked = facts.load("nvidia_wheels")["compile"], facts.load("wheel_lock")["wheels"]
+    major, parts = cuda.split(".")[0], toolkit(cuda)
+    versions = {part: parts[part] for part in compiles["parts"]}
     versions |= compiles["more"].get(cuda, {})
     wanted = [f"nvidia-{part}-cu{major} {version}" for part, version in versions.items()]
     return {one.replace(" ", "=="): locked[one] for one in (*wanted, compiles["fatbinary"])}

@@ -438,20 +438,22 @@ def recipe_of(site: Site, request: StackRequest, names: tuple[str, ...]) -> Reci
     )
 
 
-def _nvidia(versions: Mapping[str, str]) -> tuple[str, ...]:
-    """NVIDIA's wheels of a CUDA release, cuDNN and NCCL, each at one version."""
-    cuda = versions["cuda"]
-    toolkits = facts.load("nvidia_wheels")["toolkits"]
+def toolkit(cuda: str) -> Mapping[str, str]:
+    """NVIDIA's wheels of a CUDA release and their versions; MissingPrerequisite: not known."""
+    toolkits: dict[str, dict[str, str]] = facts.load("nvidia_wheels")["toolkits"]
     if cuda not in toolkits:
         raise MissingPrerequisite(
             f"no NVIDIA wheels are listed for CUDA {cuda}",
             hint=f"pin cuda to {one_of(list(toolkits))}",
         )
-    own = {"cudnn": versions["cudnn"], "nccl": versions["nccl"]}
-    major = cuda.split(".")[0]
-    return tuple(
-        f"nvidia-{name}-cu{major}=={version}" for name, version in {**toolkits[cuda], **own}.items()
-    )
+    return toolkits[cuda]
+
+
+def _nvidia(versions: Mapping[str, str]) -> tuple[str, ...]:
+    """NVIDIA's wheels of a CUDA release, cuDNN and NCCL, each at one version."""
+    parts = {**toolkit(versions["cuda"]), "cudnn": versions["cudnn"], "nccl": versions["nccl"]}
+    major = versions["cuda"].split(".")[0]
+    return tuple(f"nvidia-{name}-cu{major}=={version}" for name, version in parts.items())
 
 
 def _horovod(

@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpcdl.site import Site
+from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.release import Release, as_record, releases_folder
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import (
@@ -124,6 +125,15 @@ def compile_folders(python: Path, folders: Sequence[Path], log: Path) -> None:
     # beside later copies of these it is stale, and root's Python would write it anew.
     argv = [*module_argv(python, "compileall"), "-q", "-f", "-j", "0"]
     run([*argv, "--invalidation-mode", "unchecked-hash", *folders], log=log, check=False, tied=True)
+
+
+def finish(site: Site, root: Path, packages: Path, *compiled: Path, log: Path) -> None:
+    """Give a tree with hpcdl in its `packages` its site, startup, bytecode and permissions."""
+    # The module's hpcdl finds its site by itself: a publish writes the file.
+    (packages / "hpcdl" / SITE_FILE).symlink_to(site.paths.prefix / "etc" / SITE_FILE)
+    add_startup(root / "stack")
+    compile_folders(root / "stack" / "bin" / "python", compiled, log)
+    open_to_readers(root)
 
 
 def add_startup(stack: Path) -> None:

@@ -25,7 +25,7 @@ from hpcdl.stack.spack_backend.environment import (
     render,
 )
 from hpcdl.stack.spack_backend.spack_build import (
-    Adoption,
+    SpackPlan,
     _settings,
     environment_text,
     lock_entries,
@@ -195,19 +195,19 @@ def test_a_lock_counts_only_for_the_files_and_recipes_it_was_solved_from(tmp_pat
     where.mkdir(parents=True)
     lock = where / "spack.lock"
     lock.write_text(stub("a"))
-    assert plan.lock is None
-    (where / ".solved").write_text(plan.stamp(lock))
-    assert plan.lock == lock
-    assert str(plan.release_id).startswith(f"{KEPLER}-2.14.1-cuda11.8-sm35-sm37-")
+    assert plan.solved().lock is None
+    (where / ".solved").write_text(plan.stamp())
+    assert plan.solved().lock == read_lock(where)
+    assert str(plan.solved().release_id).startswith(f"{KEPLER}-2.14.1-cuda11.8-sm35-sm37-")
     lock.write_text(stub("b"))
-    assert plan.lock is None, "a lock that somebody changed is solved again"
+    assert plan.solved().lock is None, "a lock that somebody changed is solved again"
     lock.write_text(stub("a"))
     newer = tmp_path / "newer"
     shutil.copytree(folder("spack"), newer, ignore=shutil.ignore_patterns("spack.lock"))
     monkeypatch.setattr(environment, "folder", lambda _: newer)
-    assert plan.lock == lock
+    assert plan.solved().lock == read_lock(where)
     (newer / "spack_repo/hpcdl/packages/py_horovod/mended.patch").write_text("+")
-    assert plan.lock is None
+    assert plan.solved().lock is None
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,9 @@ def copied(tmp_path):
 def test_a_lock_file_tells_what_the_release_is():
     lock = read_lock(ENVIRONMENTS / "p100")
     assert (lock.archs, lock.target) == (("60",), "x86_64_v3")
-    release = Adoption(shipped("pi"), find_request(shipped("pi")), ("p100",), lock, "0").expected()
+    pi_site = shipped("pi")
+    plan = SpackPlan(pi_site, find_request(pi_site), ("p100",), lock.environment, "0", lock)
+    release = plan.expected()
     assert release.module == "tensorflow/2.20.0-cuda12.6-sm60"
     assert release.versions["mpi"].startswith("Open MPI 5.0")
     assert release.needs["compute"] == ["6.0"]

@@ -21,13 +21,12 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hpcdl import __version__, facts
 from hpcdl.site import Partition, Site, StackRequest
-from hpcdl.stack.modules import SITE_FILE
 from hpcdl.stack.recipe import Say, install, new_log, own_digest, own_wheel
 from hpcdl.stack.release import Release, ReleasePlan, digest, read_release
 from hpcdl.stack.resolve import Resolver, find_request
@@ -41,16 +40,7 @@ from hpcdl.stack.spack_backend.environment import (
     read_lock,
     release_of,
 )
-from hpcdl.stack.tree import (
-    add_startup,
-    build_slot,
-    compile_folders,
-    new_tree,
-    open_to_readers,
-    record_release,
-    require_space,
-    shortened,
-)
+from hpcdl.stack.tree import build_slot, finish, new_tree, record_release, require_space, shortened
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 from hpcdl.system.resources import scratch_directory
@@ -62,61 +52,72 @@ _STAMP = ".solved"
 
 @dataclass(frozen=True)
 class SpackPlan(ReleasePlan):
-    """The plan of a build with Spack; `release_id` is None until the environment is solved.
+    """The plan of a release by Spack: a build, or the adoption of what is installed in `where`.
 
-    `files` are to be written below `folder` before that.
+    `environment` and `files`, to be written before it is solved, are those of a build; `lock` is
+    None until these very files are solved. `own` is the digest of hpcdl's files; `left_out` are
+    partitions of the stack that it has no code for.
     """
 
-    environment: SpackEnvironment
-    folder: Path
-    files: Mapping[Path, str]
+    where: Path
     own: str
+    lock: Lock | None
+    environment: SpackEnvironment | None = None
+    files: Mapping[Path, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
-    def where(self) -> Path:
-        """Its environment's directory."""
-        return self.folder / "environments" / self.environment.name
+    def folder(self) -> Path:
+        """Where a build has its settings, recipes and environment."""
+        return self.where.parents[1]
 
-    @property
-    def lock(self) -> Path | None:
-        """The lock file, where it is the solution of these very files."""
+    def solved(self) -> SpackPlan:
+        """The plan with the lock that is there, where it is the solution of these very files."""
         lock, stamp = self.where / "spack.lock", self.where / _STAMP
-        solved = lock.is_file() and stamp.is_file() and stamp.read_text() == self.stamp(lock)
-        return lock if solved else None
+        there = lock.is_file() and stamp.is_file() and stamp.read_text() == self.stamp()
+        return replace(self, lock=read_lock(self.where) if there else None)
 
-    def make(self, say: Say) -> Release:
-        """Build it: see `build_spack`."""
-        return build_spack(self, say)
-
-    def stamp(self, lock: Path) -> str:
-        """Return the digest of a lock file and of its inputs, recipes included."""
+    def stamp(self) -> str:
+        """Return the digest of the lock file and of its inputs, recipes included."""
         texts = {str(path): text for path, text in self.files.items()}
+        whole = json.loads((self.where / "spack.lock").read_text())
         # `spack` says which Spack wrote it: an install by another one writes it anew.
-        solved = {key: part for key, part in json.loads(lock.read_text()).items() if key != "spack"}
+        solved = {key: part for key, part in whole.items() if key != "spack"}
         return digest(texts, spacks.shipped_recipes(), solved)
 
     @property
     def release_id(self) -> str | None:
         """That of the environment's lock."""
-        return self.adoption().release_id if self.lock else None
+        lock = self.lock
+        return lock.release_id(self.request.name, self.partitions, self.own) if lock else None
 
     def remaining(self) -> list[str]:
         """Return the steps of a release that does not exist yet."""
-        lock = self.lock
-        count = f"{len(read_lock(lock.parent).specs)} " if lock else ""
-        return [
-            self.environment.why,
-            *(f"write {path}" for path in self.files),
-            *([] if lock else [f"solve {self.environment.name} with Spack"]),
-            f"install what is missing of its {count}packages in {store(self.site)}",
-            f"link them and hpcdl {__version__} together in {self.root}/stack",
-        ]
+        lock, wanted = self.lock, self.environment
+        count = f"{len(lock.specs)} " if lock else ""
+        if wanted is None:
+            steps = [self.narrowed()] if self.left_out else []
+            steps.append(f"look whether all {count}packages of {self.where} are installed")
+        else:
+            steps = [wanted.why, *(f"write {path}" for path in self.files)]
+            steps += [] if lock else [f"solve {wanted.name} with Spack"]
+            steps.append(f"install what is missing of its {count}packages in {store(self.site)}")
+        return [*steps, f"link them and hpcdl {__version__} together in {self.root}/stack"]
+
+    def narrowed(self) -> str:
+        """Which partitions of the stack get it, which do not, and why."""
+        assert self.lock is not None
+        left_out = ", ".join(_titled(self.site.partition(name)) for name in self.left_out)
+        code = _code(self.lock)
+        return f"serve {', '.join(self.partitions)}, not {left_out}: its code is for {code}"
 
     def require_tools(self) -> None:
-        """Look for Spack, for what it starts, and for space where the size is known."""
+        """Look for Spack; for a build, for what it starts and for space where the size is known."""
         spacks.find_spack()
         spacks.packages_named()
-        table = facts.load("spack")
+        wanted, table = self.environment, facts.load("spack")
+        if wanted is None:
+            return
         missing = [name for name in table["commands"]["needed"] if shutil.which(name) is None]
         if missing:
             names = " ".join(missing)
@@ -125,29 +126,40 @@ class SpackPlan(ReleasePlan):
                 hint=f"Debian and Ubuntu: apt install {names}",
             )
         # A later build finds most of its packages in the store.
-        if self.environment.wheels and not store(self.site).is_dir():
-            size = table["build_gb"]["cuda" if self.environment.archs else "cpu"]
-            require_space({store(self.site): size})
+        if wanted.wheels and not store(self.site).is_dir():
+            require_space({store(self.site): table["build_gb"]["cuda" if wanted.archs else "cpu"]})
+
+    def make(self, say: Say) -> Release:
+        """Build or adopt it."""
+        return adopt_installed(self, say) if self.environment is None else build_spack(self, say)
 
     def as_data(self) -> dict[str, Any]:
-        """For machines, with the values that only a plan with Spack has."""
-        return {
-            **super().as_data(),
-            "why": self.environment.why,
-            "specs": list(self.environment.specs),
-            "directory": str(self.folder),
-        }
-
-    def adoption(self) -> Adoption:
-        """The end of it: the release of the environment, once that is installed."""
-        lock = read_lock(self.where)
-        return Adoption(self.site, self.request, self.partitions, lock, self.own)
-
-    def expected(self) -> Release:
-        """The release as it will be recorded, its id perhaps unknown, before anything is built."""
-        if self.lock:
-            return self.adoption().expected()
+        """For machines, with the values that only a build or an adoption has."""
         wanted = self.environment
+        if wanted is None:
+            own = {"environment": str(self.where), "left_out": list(self.left_out)}
+        else:
+            own = {"why": wanted.why, "specs": list(wanted.specs), "directory": str(self.folder)}
+        return {**super().as_data(), **own}
+
+    def expected(self, packages: Sequence[PackageRow] = ()) -> Release:
+        """The release as it is recorded once its `packages` are known; its id perhaps unknown."""
+        lock, wanted = self.lock, self.environment
+        own = f"{__version__}+{self.own}"
+        if lock is not None:
+            return release_of(
+                self,
+                self.release_id or "",
+                lock.components,
+                lock.archs,
+                lock.target,
+                wheels=lock.wheels,
+                # The gate will show whether it runs; these very wheels have run elsewhere.
+                proof="run" if lock.wheels and not lock.archs else "compiled",
+                hpcdl=own,
+                lock=tuple(lock_entries(packages, lock.to_run, cuda=bool(lock.archs))),
+            )
+        assert wanted is not None
         return release_of(
             self,
             f"{self.request.name}-{wanted.versions['tensorflow']}",
@@ -156,7 +168,7 @@ class SpackPlan(ReleasePlan):
             self.site.partition((self.partitions or tuple(self.site.partitions))[0]).target,
             wheels=wanted.wheels,
             proof=wanted.proof,
-            hpcdl=f"{__version__}+{self.own}",
+            hpcdl=own,
             lock=(),
         )
 
@@ -197,34 +209,30 @@ def plan_spack(
         wanted = replace(wanted, name=f"{request.name}-{wanted.variant}-{target}")
     place = shared(site) / wanted.name
     files = spacks.files_of(site, wanted, place, names[0])
-    return SpackPlan(site, request, served, wanted, place, files, own_digest())
+    where = place / "environments" / wanted.name
+    return SpackPlan(site, request, served, where, own_digest(), None, wanted, files).solved()
 
 
 def build_spack(plan: SpackPlan, say: Say) -> Release:
     """Build the planned release, or return it where it exists."""
-    if plan.exists:
-        return read_release(plan.site, plan.expected().id)
     plan.require_ready()
-    say(plan.environment.why)
+    wanted = plan.environment
+    assert wanted is not None
     with shared_lock(plan.folder / ".lock", wait_seconds=10):
-        return _build(plan, say)
-
-
-def _build(plan: SpackPlan, say: Say) -> Release:
-    spack = open_build(plan)
-    spacks.require_unlocked(plan.where)
-    if plan.lock is None:
-        _solve(plan, say)
-    if plan.exists:
-        return read_release(plan.site, plan.expected().id)
-    adoption = plan.adoption()
-    env = {}
-    if not plan.environment.wheels:  # hpcdl is a package of the compiled stacks only
-        env["HPCDL_WHEEL"] = str(own_wheel()[1])
-    log = spacks.build_folder(plan.where) / spacks.LOG
-    say(f"installing with Spack, which says in {log} how far it is")
-    spacks.install(spack, plan.where, env)
-    return adopt(adoption, spack, say)
+        plan = plan.solved()
+        if not plan.exists:
+            say(wanted.why)
+            spack = open_build(plan)
+            spacks.require_unlocked(plan.where)
+            plan = plan if plan.lock else _solve(plan, wanted, say)
+        if plan.exists:
+            return read_release(plan.site, plan.expected().id)
+        # hpcdl is a package of the compiled stacks only.
+        env = {} if wanted.wheels else {"HPCDL_WHEEL": str(own_wheel()[1])}
+        log = spacks.build_folder(plan.where) / spacks.LOG
+        say(f"installing with Spack, which says in {log} how far it is")
+        spacks.install(spack, plan.where, env)
+        return adopt(plan, spack, say)
 
 
 def open_build(plan: SpackPlan) -> Spack:
@@ -239,78 +247,20 @@ def open_build(plan: SpackPlan) -> Spack:
     return replace(spack, env={**spack.env, **site})
 
 
-def _solve(plan: SpackPlan, say: Say) -> None:
+def _solve(plan: SpackPlan, wanted: SpackEnvironment, say: Say) -> SpackPlan:
     spacks.write_files(plan.folder, plan.files)
-    lock = spacks.concretize(plan.folder, plan.environment, say)
-    if differ := spacks.differences(plan.environment, lock):
+    lock = spacks.concretize(plan.folder, wanted, say)
+    if differ := spacks.differences(wanted, lock):
         raise CheckFailed(
-            f"Spack solved '{plan.environment.name}' with other versions than the resolution",
+            f"Spack solved '{wanted.name}' with other versions than the resolution",
             details=differ,
             hint="name what the machine has among spack.externals, or pin the stack's versions",
         )
-    stamp = plan.stamp(lock.environment / "spack.lock")
-    write_atomic(lock.environment / _STAMP, stamp)
+    write_atomic(plan.where / _STAMP, plan.stamp())
+    return replace(plan, lock=lock)
 
 
-@dataclass(frozen=True)
-class Adoption(ReleasePlan):
-    """The plan of an adoption; `own` is the digest of hpcdl's files.
-
-    `left_out` are partitions of the stack that it has no code for.
-    """
-
-    lock: Lock
-    own: str
-    left_out: tuple[str, ...] = ()
-
-    @property
-    def release_id(self) -> str:
-        """As that of any other release."""
-        return self.lock.release_id(self.request.name, self.partitions, self.own)
-
-    def remaining(self) -> list[str]:
-        """Return the steps of a release that does not exist yet."""
-        return [
-            *([self.narrowed()] if self.left_out else []),
-            f"look whether all of {self.lock.environment} is installed",
-            f"link its {len(self.lock.to_run)} packages and hpcdl {__version__} together in "
-            f"{self.root}/stack",
-        ]
-
-    def narrowed(self) -> str:
-        """Which partitions of the stack get it, which do not, and why."""
-        served = ", ".join(self.partitions)
-        left_out = ", ".join(_titled(self.site.partition(name)) for name in self.left_out)
-        return f"serve {served}, not {left_out}: its code is for {_code(self.lock)}"
-
-    def require_tools(self) -> None:
-        """Look for Spack; whether the environment is installed, Spack itself will say."""
-        spacks.find_spack()
-        spacks.packages_named()
-
-    def as_data(self) -> dict[str, Any]:
-        """For machines, with the values that only an adoption has."""
-        own = {"environment": str(self.lock.environment), "left_out": list(self.left_out)}
-        return {**super().as_data(), **own}
-
-    def expected(self, packages: Sequence[PackageRow] = ()) -> Release:
-        """The release as it is recorded, once its packages are known."""
-        lock = self.lock
-        return release_of(
-            self,
-            self.release_id,
-            lock.components,
-            lock.archs,
-            lock.target,
-            wheels=lock.wheels,
-            # The gate will show whether it runs; these very wheels have run elsewhere.
-            proof="run" if lock.wheels and not lock.archs else "compiled",
-            hpcdl=f"{__version__}+{self.own}",
-            lock=tuple(lock_entries(packages, lock.to_run, cuda=bool(lock.archs))),
-        )
-
-
-def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adoption:
+def plan_adoption(site: Site, environment: str, name: str | None = None) -> SpackPlan:
     """Return the plan of an adoption.
 
     `environment` is its directory or its spack.yaml; `name` is the stack of the site that it is
@@ -332,7 +282,7 @@ def plan_adoption(site: Site, environment: str, name: str | None = None) -> Adop
             hint="--name names another stack of the site file",
         )
     served = resolver.recorded(request, [one for one in names if one not in left_out])
-    return Adoption(site, request, served, lock, own_digest(), left_out)
+    return SpackPlan(site, request, served, place, own_digest(), lock, left_out=left_out)
 
 
 def _runs_on(partition: Partition, lock: Lock, request: StackRequest) -> bool:
@@ -363,13 +313,13 @@ def _directory(named: str) -> Path:
     )
 
 
-def adopt_installed(plan: Adoption, say: Say) -> Release:
+def adopt_installed(plan: SpackPlan, say: Say) -> Release:
     """Make the release of an environment, with the Spack that is found (see `find_spack`)."""
     if plan.exists:
-        return read_release(plan.site, plan.release_id)
+        return read_release(plan.site, plan.expected().id)
     if plan.left_out:
         say(plan.narrowed())
-    where = plan.lock.environment
+    where = plan.where
     root = where.parents[1] if (where.parents[1] / "spack_repo").is_dir() else where
     with scratch_directory() as scope:
         spack = spacks.open_spack(root, scope)
@@ -377,27 +327,26 @@ def adopt_installed(plan: Adoption, say: Say) -> Release:
         return adopt(plan, spack, say)
 
 
-def adopt(plan: Adoption, spack: Spack, say: Say) -> Release:
+def adopt(plan: SpackPlan, spack: Spack, say: Say) -> Release:
     """The same with a Spack that is open for the environment."""
-    found = spacks.inventory(spack, plan.lock.environment)
-    to_run = [row for row in found["packages"] if row["hash"] in plan.lock.to_run]
-    _require_installed(plan.lock, spack, found, to_run)
+    lock = plan.lock
+    assert lock is not None
+    found = spacks.inventory(spack, plan.where)
+    to_run = [row for row in found["packages"] if row["hash"] in lock.to_run]
+    _require_installed(lock, spack, found, to_run)
     own, wheel = own_wheel()
     plan = replace(plan, own=own)
     with build_slot(plan.site, say):
         if not plan.exists:
             with new_tree(plan.root) as root:
                 say(f"linking {len(to_run)} packages into {root}/stack")
-                make_view(spack, root, plan.lock, found)
-                packages = add_hpcdl(root, wheel, new_log(root.name))
-                # The module's hpcdl finds its site by itself: a publish writes the file.
-                site_file = plan.site.paths.prefix / "etc" / SITE_FILE
-                (packages / "hpcdl" / SITE_FILE).symlink_to(site_file)
-                require_imports(root, plan.lock.environment)
+                make_view(spack, root, lock, found)
+                add_hpcdl(plan.site, root, wheel, new_log(root.name))
+                require_imports(root, plan.where)
                 variables = module_environment(spack, root)
                 made = replace(plan.expected(found["packages"]), environment=variables)
                 record_release(made, [Path(found["store"])])
-    return read_release(plan.site, plan.release_id)
+    return read_release(plan.site, plan.expected().id)
 
 
 def _require_installed(
@@ -478,10 +427,9 @@ def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
     return {name: Path("spack_repo", *name.split(".")) for name in names}
 
 
-def add_hpcdl(root: Path, wheel: Path, log: Path) -> Path:
-    """Put hpcdl into the view as files of its own; returns its site-packages."""
+def add_hpcdl(site: Site, root: Path, wheel: Path, log: Path) -> None:
+    """Put hpcdl into the view as files of its own."""
     stack = root / "stack"
-    python = stack / "bin" / "python"
     (found,) = stack.glob("lib/python3*/site-packages")
     packages = own_folder(stack, found.relative_to(stack))
     scripts = own_folder(stack, Path("bin"))
@@ -490,12 +438,9 @@ def add_hpcdl(root: Path, wheel: Path, log: Path) -> Path:
             left.unlink()
         elif left.is_dir():
             shutil.rmtree(left)
-    install(python, log, wheel)
-    compile_folders(python, [packages / "hpcdl"], log)
+    install(stack / "bin" / "python", log, wheel)
     own_folder(stack, Path("share") / "hpcdl")
-    add_startup(stack)
-    open_to_readers(root)
-    return packages
+    finish(site, root, packages, packages / "hpcdl", log=log)
 
 
 def require_imports(root: Path, environment: Path) -> None:
