@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from io import TextIOWrapper
+from itertools import chain
 from pathlib import Path
 
 from hpcdl import __version__
@@ -154,13 +155,16 @@ def _meant(word: str) -> str:
         if command.name in {word, *command_hint("commands", word)}
         or re.split(r"[^a-z]", word) == [one.name, command.name]
     ]
-    return f"did you mean {one_of(commands)}?" if commands else did_you_mean(word, GROUPS)
+    names = ["--help", "--version"] if word.startswith("-") else [*chain(*_ROLES.values())]
+    return f"did you mean {one_of(commands)}?" if commands else did_you_mean(word, names)
 
 
 def _run_in_group(group: Group, argv: list[str]) -> ExitCode | int:
     commands = {command.name: command for command in group.commands}
     argv = _options_last(argv)
     if not argv or argv[0] in _HELP:
+        if len(commands) == 1 and argv:
+            return _run(f"hpcdl {group.name}", commands[group.default], argv)
         print(group_overview(group))
         return ExitCode.OK
     if group.default and (argv[0].startswith("-") or nearest(argv[0], commands) is None):

@@ -22,14 +22,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from hpcdl.system.errors import ExitCode
 from hpcdl.system.files import as_json
 from hpcdl.system.resources import folder
-from hpcdl.system.text import did_you_mean, nearest
+from hpcdl.system.text import did_you_mean, nearest, one_of
 
 if TYPE_CHECKING:
     from hpcdl.site import Site
 
 _EMPTY = "the value is empty"
+_TAKES_NOTHING = "leave it out: the command has no options of its own"
 _FIRST = 15
 """So many options of its own has a command's help; --help-all has all."""
+_FEW = 8
+"""So many are named in a hint."""
 _SHARED = {"help", "site", "dry_run", "json", "verbose", "no_color"}
 Configure = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], ExitCode | int]
@@ -112,8 +115,7 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help: the example first, then what argparse prints, of many options the first."""
-        own = [one for one in self._actions if one.option_strings and one.dest not in _SHARED]
-        hidden = [] if self.whole else own[_FIRST:]
+        hidden = [] if self.whole else self._own()[_FIRST:]
         for action in hidden:
             action.help = argparse.SUPPRESS
         more = f"--help-all shows {len(hidden)} more options" if hidden else None
@@ -128,6 +130,7 @@ class Parser(argparse.ArgumentParser):
     whole = False
     """Whether the help has all options."""
     _mixing = False
+    _words: Sequence[str] = ()
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -136,7 +139,7 @@ class Parser(argparse.ArgumentParser):
 
         Its "any number of arguments" ends at the first option, with none (python/cpython#59317).
         """
-        places = self._get_positional_actions()
+        places, self._words = self._get_positional_actions(), list(args or ())
         if self._mixing or len(places) < 2 or places[-1].nargs != "*":
             return super().parse_known_args(args, namespace)
         self._mixing = True
@@ -161,6 +164,9 @@ class Parser(argparse.ArgumentParser):
         choice = re.search(
             r"argument (.*): invalid choice: '?(.*?)'? \(choose from (.*)\)", message
         )
+        missed = (names and names[2]) or (choice and choice[2] in self._words)
+        if missed and (unknown := self._unknown()):
+            prefix, rest = "", unknown
         if rest and not prefix:
             word = (rest.split() or [rest])[0]  # an argument may be a blank
             message = f"unknown argument '{word}'"
@@ -183,7 +189,7 @@ class Parser(argparse.ArgumentParser):
                 f"{switch[1].split('/')[-1]} takes no value",
                 "leave '=' and the rest out",
             )
-        elif wrong := re.match("argument (-[^:]*): '.*' is not a", message):
+        elif wrong := re.match("argument (-[^:]*): ('.*' is not a|must be)", message):
             hint = f"write {self.prog} ... {self._typed(wrong[1])}"
         print(f"error: {message}\nhelp: {hint}", file=sys.stderr)
         raise SystemExit(ExitCode.USAGE)
@@ -192,14 +198,20 @@ class Parser(argparse.ArgumentParser):
     def _key(self) -> str:
         return self.prog.removeprefix("hpcdl ")
 
+    def _unknown(self) -> str:
+        """Return the first unknown option: argparse may name a missing argument before it."""
+        known = self._option_string_actions
+        options = (one for one in self._words if re.match("--?[a-z]", one))
+        return next((one for one in options if one.split("=")[0] not in known), "")
+
     def _typed(self, names: str) -> str:
         """Return an argument as it is typed: an option with its value's name, or the choices."""
         name = names.split("/")[-1]
         for action in self._actions:
             if name in action.option_strings:
                 return f"{name} {action.metavar or action.dest.upper()}"
-            if action.choices and name in (action.dest, action.metavar):
-                return "|".join(map(str, action.choices))
+            if name in (action.dest, action.metavar):
+                return "|".join(map(str, action.choices or [action.metavar or name.upper()]))
         return name
 
     def _option(self, word: str) -> str:
@@ -216,28 +228,62 @@ class Parser(argparse.ArgumentParser):
         close = [*filter(None, [nearest(name, options, 0.8)]), *(o for o in options if o in alike)]
         if not close and (here := command_hint("any", bare)):
             return str(here)
-        longer = {flag.strip("-"): flag for flag in options if len(name) > 2}
-        close += [longer[flag] for flag in filter(None, [nearest(bare, longer)])]
-        return f"did you mean '{close[0]}'?" if close else ""
+        if not close and len(name) > 2:
+            close = self._near(bare)
+        if close:
+            return f"did you mean '{close[0]}'?"
+        own = [one.option_strings[-1] for one in self._own()]
+        places = [self._typed(one.dest) for one in self._get_positional_actions()]
+        if len(own) > _FIRST:
+            return f"`{self.prog} --help-all` lists its options"
+        return f"it takes {', '.join([*places, *own])}" if places or own else _TAKES_NOTHING
+
+    def _near(self, bare: str) -> list[str]:
+        """Return the options that a misspelt one may be, without its dashes; or one word of it."""
+        options = {flag.strip("-"): flag for flag in self._option_string_actions}
+        own = [one.option_strings[-1].strip("-") for one in self._own()]
+        near = nearest(bare, options)
+        # `--strict` is not `--site`, which every command has.
+        if near and near not in own and nearest(bare, [near], 0.75) is None:
+            near = nearest(bare, own)
+        if near:
+            return [options[near]]
+        parts = {part: name for name in reversed(own) for part in name.split("-") if len(part) > 3}
+        return [
+            f"--{parts[part]}" for word in bare.split("-") if (part := nearest(word, parts, 0.8))
+        ]
+
+    def _own(self) -> list[argparse.Action]:
+        """Return the options that only this command has."""
+        return [one for one in self._actions if one.option_strings and one.dest not in _SHARED]
 
     def _place(self, word: str) -> str:
         """Return where a misplaced argument belongs: behind an option, or after two dashes."""
         options = self._option_string_actions
+        *_, flag, before = ["", "", *self._words[: [*self._words, word].index(word)]]
+        if flag in options and "=" in (options[flag].metavar or "") and "=" not in before:
+            return f"write it in one word: {flag} {before}={word}"
         site = folder("templates") / "sites" / f"{Path(word).name}.yaml"
         if "--site" in options and (site.is_file() or word.endswith((".yaml", ".yml"))):
             job = f"; a job file: --file {word}" * ("--file" in options)
             return f"name a site file behind its option: --site {word}{job}"
         if f"--{word.partition('=')[0]}" in options:
             return f"did you mean '--{word}'?"
-        name = "0" if re.fullmatch(r"[0-9.,]+", word) else re.split("[=<>!]", word)[0]
+        name = "0" if re.fullmatch(r"[0-9.,]+", word) else re.split(r"[=<>!]|-\d", word)[0]
         if hint := command_hint(self._key, name, of=True) or command_hint("any", name):
             return str(hint)
         if "--env" in options and re.match(r"[A-Za-z_]\w*=", word):
             return f"each variable is behind an option of its own: --env {word}"
         if self.rest.startswith("the program"):
             return f"put the program after two dashes: {self.prog} ... -- {word} ..."
-        takes = [name for name, one in options.items() if one.nargs != 0 and name != "--site"]
-        return f"a value follows its option: {self.prog} {takes[0]} {word}" if takes else ""
+        takes = [one.option_strings[-1] for one in self._own() if one.nargs != 0]
+        if len(takes) == 1:
+            return f"a value follows its option: {self.prog} {takes[0]} {word}"
+        more = ["another of --help-all"] if len(takes) > _FEW else []
+        if takes:
+            return f"a value follows its option: {one_of(takes[:_FEW] + more)}"
+        places = [self._typed(one.dest) for one in self._get_positional_actions()]
+        return f"it takes {', '.join(places)} alone" if places else ""
 
 
 def build_parser(prog: str, command: Command) -> Parser:

@@ -81,8 +81,8 @@ def _print_script(script: JobScript) -> None:
 
 @command(
     "hpcdl job submit --partition v100 --gpus 16 -- python my_train.py --lr 0.1",
-    request.options,
     option("--watch", "watch the job until it ends"),
+    request.options,
     changes=True,
     rest=request.PROGRAM,
 )
@@ -182,7 +182,7 @@ def _sweep(args: argparse.Namespace) -> ExitCode:
         raise BadInput(
             "no point of the sweep can run",
             details=[*dict.fromkeys(reasons)][:_SHOWN],
-            hint="correct --over or the job",
+            hint="correct the job, or --over KEY=A,B",
         )
     asked = request_of(spec)
     places = dict.fromkeys(point.spec.partition for point in points if not point.problem)

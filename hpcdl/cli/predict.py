@@ -127,7 +127,7 @@ def _prices(args: argparse.Namespace, partitions: list[str]) -> dict[str, float]
 
 @command("hpcdl predict --partition p100 --model resnet50 --gpus 1-16", _configure)
 def _scale(args: argparse.Namespace) -> ExitCode:
-    """Predict step time, images/s, efficiency and cost by number of GPUs (the default)."""
+    """Predict step time, images/s, efficiency and cost by number of GPUs."""
     from dataclasses import replace
 
     from hpcdl.predict.request import answer

@@ -102,6 +102,8 @@ def _init(args: argparse.Namespace) -> ExitCode:
 
     if args.output and args.output.is_dir():
         raise BadInput(f"{args.output} is a directory", hint="name a file in it")
+    if args.output and not args.output.parent.is_dir():
+        raise BadInput(f"there is no directory {args.output.parent}", hint="make it: mkdir -p")
     kept = args.output and args.output.exists()  # a draft that nobody edited may go
     if kept and not is_unedited(read_regular(args.output).decode(errors="replace")):
         raise BadInput(f"{args.output} already exists", hint="move it away, or name another file")

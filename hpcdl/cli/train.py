@@ -65,9 +65,11 @@ def _elsewhere(option: str) -> str:
 @command("hpcdl train --model mlp --data DIR --epochs 20 --target-accuracy 0.95", train_arguments)
 def _train(args: argparse.Namespace) -> ExitCode:
     """Train a network, with checkpoints, on one or many ranks."""
-    from hpcdl.train.options import from_namespace, to_argv
+    from hpcdl.train.options import facts_of, from_namespace, to_argv
 
-    return launch("hpcdl.train", to_argv(from_namespace(args)), args)
+    options = from_namespace(args)
+    facts_of(options.model)  # a misspelt model is told before TensorFlow is looked for
+    return launch("hpcdl.train", to_argv(options), args)
 
 
 COMMAND = _train

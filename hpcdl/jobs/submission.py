@@ -306,6 +306,7 @@ def _read(site: Site, which: str) -> Submission:
         ends = f", `scancel {which}` ends one" if which.isdigit() else ""
         hint = f"`squeue --me` lists your jobs{ends}; hpcdl keeps its own under "
         hint += f"{site.paths.work}/jobs"
+        hint = "write a blank between two jobs" if "," in which else hint
         raise BadInput(f"there is no job {place}{which} submitted by hpcdl", hint=hint) from fault
     if which.isdigit() and owner not in {0, os.getuid()}:
         message = f"job {which} was submitted by {user_of(owner)}"

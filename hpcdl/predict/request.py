@@ -83,7 +83,7 @@ class ScalingRequest:
         "images per GPU and step (64)", None, flag="--batch-per-rank", **whole(1, 65_536)
     )
     precision: str | None = option(
-        "fp32, tf32, amp, bf16 or fp16 (default: tf32 on A100 and newer, else fp32)",
+        "precision (default: tf32 on A100 and newer, else fp32)",
         None,
         **choice(*PRECISIONS, "bf16"),
     )

@@ -202,11 +202,11 @@ def read_release(site: Site, release_id: str) -> Release:
     """The release `release_id` of the site's prefix."""
     root = releases_folder(site) / release_id
     if not _ID.match(release_id) or not is_built(site, release_id):
-        known = release_ids(site)
-        raise BadInput(
-            f"there is no release '{release_id[:100]}' in {site.paths.prefix}",
-            hint=did_you_mean(release_id, known) or "`hpcdl stack build` makes one",
-        )
+        hint = did_you_mean(release_id, release_ids(site)) or "`hpcdl stack build` makes one"
+        if release_id in site.partitions:
+            hint = f"'{release_id}' is a partition: write --partition {release_id}"
+        where = site.paths.prefix
+        raise BadInput(f"there is no release '{release_id[:100]}' in {where}", hint=hint)
     return _parse(root)
 
 

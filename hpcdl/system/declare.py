@@ -386,7 +386,8 @@ def configure(parser: argparse.ArgumentParser, cls: type, leave_out: Collection[
         group = parser.add_argument_group(entry.section) if entry.section else group
         if entry.name in leave_out:
             continue
-        how = {"dest": entry.name, "help": entry.help.replace("%", "%%")}
+        what = ": ".join(filter(None, [entry.help, ", ".join(entry.schema.get("enum", ()))]))
+        how = {"dest": entry.name, "help": what.replace("%", "%%")}
         if entry.flag and entry.kind == "boolean":
             group.add_argument(entry.flag, action="store_const", const="true", **how)
         elif entry.flag:

@@ -121,7 +121,7 @@ class TrainOptions:
         metavar="PART.NAME=VALUE",
     )
     precision: str = option(
-        "precision of compute (default fp32); fp16 scales the loss: " + ", ".join(PRECISIONS),
+        "precision of compute (default fp32); fp16 scales the loss",
         "fp32",
         section="compute",
         **choice(*PRECISIONS),
@@ -245,7 +245,7 @@ def facts_of(model: str) -> dict[str, Any]:
         hint = did_you_mean(model, rows)
         raise BadInput(
             f"unknown model '{model}'",
-            hint=f"{hint}; a model of your own is package.module:function",
+            hint=f"{hint} (a model of your own: package.module:function)",
         )
     return rows[model]
 
