@@ -99,13 +99,15 @@ def results() -> str:
 What jobs and checks leave is JSON. Each file says the version of its format, and in `units` what
 its numbers are counted in. `hpcdl schema result` prints the JSON Schema of `result.json`, with
 types and bounds; so do `verdicts`, `progress` (how far a running job is), `expectation` and
-`request` (`job.json`: what was asked for). A reader takes what the schema allows; further keys are
-kept. A key that is **bold** is in every file; units are behind the meaning.
+`request` (`job.json`: what was asked for).
+
+A reader takes what the schema allows; further keys are kept. A key that is **bold** is in every
+file; units are behind the meaning.
 """
     kinds: dict[str, list[str]] = {}
     for kind in FaultKind:
         kinds.setdefault(kind.status.value, []).append(f"`{kind.value}`")
-    told = " ".join(f"{verdict}: {', '.join(names)}." for verdict, names in kinds.items())
+    rows = [(verdict, ", ".join(names)) for verdict, names in kinds.items()]
     pages = ("\n".join(_keys(one.schema, one.name)) + "\n" for one in (RESULT, VERDICTS))
     return (
         _MADE.format(source="hpcdl/results")
@@ -114,8 +116,7 @@ kept. A key that is **bold** is in every file; units are behind the meaning.
         + "\n## Kinds of faults\n\nThe verdict follows from the kind. NO-REFERENCE, STALE and "
         + "INSUFFICIENT-DATA can be waived.\nWhat a check of your own says in words is of the "
         + "kind `check`.\n\n"
-        + fill(told, 100, break_on_hyphens=False)
-        + "\n"
+        + _listed(("verdict", "kinds"), rows)
     )
 
 

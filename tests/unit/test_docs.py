@@ -25,6 +25,35 @@ def test_the_picture_of_the_readme_is_what_the_commands_print():
     assert (FIGURES / "terminal.svg").read_text() == terminal(minute())
 
 
+ROOT = DOCS.parent
+SEEN = [ROOT / "README.md", *(one for one in DOCS.rglob("*.md") if "evidence" not in one.parts)]
+TOP = [ROOT / name for name in ("CONTRIBUTING.md", "MAINTAINERS.md", "SECURITY.md")]
+
+
+def words(page):
+    return sum(map(bool, map(re.compile("[A-Za-z0-9]").search, page.read_text().split())))
+
+
+def paragraphs(text):
+    """The prose of a page, without code, headings, tables and pictures; items of lists apart."""
+    text = re.sub(r"(?ms)^ *```.*?^ *```$|^    .*?$|^ *<!--.*?-->|^#.*?$", "", text)
+    for part in re.split(r"\n\s*\n|\n(?= *(?:[-*]|\d+\.) )", text):
+        if not re.match(r"\s*(\||!\[)", part):
+            yield part.strip().splitlines()
+
+
+def test_what_users_read_has_35_000_words_and_no_page_has_1_800():
+    """Measurements and their conditions belong to docs/evidence."""
+    assert sum(map(words, SEEN)) <= 35_000
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 90
+    assert [page.name for page in SEEN if page.name not in PAGES and words(page) > 1_800] == []
+
+
+@pytest.mark.parametrize("page", [*SEEN, *TOP], ids=lambda page: page.name)
+def test_a_paragraph_has_four_lines_at_most(page):
+    assert [one[0] for one in paragraphs(page.read_text()) if len(one) > 4] == []
+
+
 def keys(schema):
     found = set(schema.get("properties", {}))
     for part in [*schema.get("properties", {}).values(), schema.get("additionalProperties")]:
