@@ -135,7 +135,7 @@ def _is_named(args: argparse.Namespace) -> bool:
 def _page(site: Site, run: Run) -> str:
     from hpcdl.regress.gate import answer_now
     from hpcdl.regress.history import read_history
-    from hpcdl.regress.report.page import night_page
+    from hpcdl.regress.report import night_page
 
     answer = answer_now(site)
     with read_history(site) as history:

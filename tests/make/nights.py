@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
-from hpcdl.regress.report.page import night_page
+from hpcdl.regress.report import night_page
 from tests.make.results import METRIC, result, verdict
 
 END = datetime(2026, 11, 21, 3, 10, tzinfo=timezone.utc)

@@ -24,7 +24,7 @@ from hpcdl.regress.exchange import as_json_lines
 from hpcdl.regress.formats import FORMATS, as_junit
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
-from hpcdl.regress.report.page import night_page
+from hpcdl.regress.report import night_page
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import (
     UNSEEN,

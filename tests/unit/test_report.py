@@ -9,8 +9,7 @@ from hpcdl.regress.answer import Finding, causes_of
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import history_path, open_history
 from hpcdl.regress.identity import Series
-from hpcdl.regress.report.figures import view
-from hpcdl.regress.report.page import embedded_json, night_page, rows_of, when
+from hpcdl.regress.report import embedded_json, night_page, rows_of, view_of, when
 from hpcdl.system.resources import folder
 from tests.make import nights
 from tests.make.results import METRIC, result
@@ -36,9 +35,9 @@ def test_a_figure_has_a_nights_extremes_what_is_lost_and_where_release_and_bound
         point(1, None),
         point(2, **after),
         point(3, **after),
-        point(4, float("inf"), high=float("inf")),
+        point(4, None),
     ]
-    values = view(SERIES, points, [point(5).time]).values
+    values = view_of(SERIES, points, [point(5).time]).values
     assert (values["day"], values["value"]) == ([0, 2, 3], [1000, 1000, 1000])
     assert (values["low"][0], values["high"][0], values["runs"]) == (900, 1100, [3, 1, 1])
     assert values["lost"] == [1, 4, 5]
@@ -52,12 +51,12 @@ def test_a_drop_that_the_gate_found_parts_the_levels_and_is_told_with_its_releas
     points += [point(n, 900 + n % 7, release="r2") for n in range(60, 70)]
     began = (nights.END + timedelta(days=60)).date()
     drop = Finding(SERIES, "drop", "-9.9%; with it: release r1 -> r2", began, -0.099, 903.0)
-    values = view(SERIES, points, findings=[drop]).values
+    values = view_of(SERIES, points, findings=[drop]).values
     assert [level[:3] for level in values["levels"]] == [[0, 59, 1003], [60, 69, 904]]
     change = values["changes"][0]
     assert (change["night"], change["kind"]) == (60, "drop")
     assert "release r1 -> r2" in change["text"]
-    assert view(SERIES, points).values["levels"][0][:2] == [0, 69], "the page is no second judge"
+    assert view_of(SERIES, points).values["levels"][0][:2] == [0, 69], "the page is no second judge"
 
 
 def test_what_needs_a_person_stands_first():
