@@ -20,9 +20,10 @@ from hpcdl.system.text import did_you_mean, table
 if TYPE_CHECKING:
     from hpcdl.jobs import Module
     from hpcdl.regress.answer import GateAnswer
+    from hpcdl.regress.nodes import Key
     from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress
     from hpcdl.regress.run_directory import RunDirectory
-    from hpcdl.regress.runner import CheckOutcome, Doubts, Key
+    from hpcdl.regress.runner import CheckOutcome, Doubts
     from hpcdl.regress.verdict import Verdict
     from hpcdl.site import Site
     from hpcdl.system.text import StatusLine
@@ -178,7 +179,7 @@ def _doubts(site: Site) -> Doubts:
     from hpcdl.regress.exchange import of_verdicts
     from hpcdl.regress.gate import doubtful, rulings_of
     from hpcdl.regress.history import read_history
-    from hpcdl.regress.runner import key_of
+    from hpcdl.regress.nodes import key_of
 
     rulings = rulings_of(site)
 
@@ -322,8 +323,8 @@ def _references(args: argparse.Namespace) -> ExitCode:
 
 def _measure(args: argparse.Namespace) -> ExitCode:
     from hpcdl.regress.formats import references_text
-    from hpcdl.regress.measuring import measure
     from hpcdl.regress.reframe_adapter.process import require_reframe
+    from hpcdl.regress.runner import measure
     from hpcdl.system.text import StatusLine
 
     require_reframe()

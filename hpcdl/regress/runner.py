@@ -1,10 +1,6 @@
 """Runs checks in a directory of their own and turns what ReFrame reports into verdicts.
 
-What is suspicious is measured again, the same night: a single spike disappears among more runs, and
-a real drop is sure. Suspicious is a metric beyond its bound, a node slower than the others, and
-what the history finds doubtful. The runs alternate between the nodes of the first one and others,
-so that a slow node is told from a slow release. All runs of the night are one verdict, by their
-median; the budget is the site's.
+What is suspicious is measured again, the same night, within the site's budget (`nodes`).
 
 Of a check in ReFrame's own way it reports its own name (`bw_0`), and of the job little. The
 parameters are in the name that it displays, what became of the job is in the run's events, and the
@@ -15,44 +11,44 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
+from hpcdl.regress.identity import LOWER, TIMES
 from hpcdl.regress.job_state import JUDGED, exit_fault
-from hpcdl.regress.nodes import as_run, name_slow_nodes
-from hpcdl.regress.references import fingerprint, load_references
+from hpcdl.regress.nodes import Key, joined, key_of, name_slow_nodes, place_for, suspicious
+from hpcdl.regress.references import (
+    MIN_RUNS,
+    OWN_DEMAND,
+    WIDEST,
+    Edits,
+    Reference,
+    ReferenceKey,
+    edits_of,
+    fingerprint,
+    from_runs,
+    load_references,
+)
 from hpcdl.regress.reframe_adapter import process
 from hpcdl.regress.reframe_adapter.process import CheckRequest, Progress, Session
 from hpcdl.regress.reframe_adapter.settings import Modules, reframe_name, render_settings
 from hpcdl.regress.run_directory import RunDirectory, new_run, read_events, sweep
 from hpcdl.regress.training import ALL, ranks_on
-from hpcdl.regress.verdict import WHOLE_RUN, MetricVerdict, Verdict, judge, number, waive
-from hpcdl.results.faults import FaultKind, JobFault, Status, describe, status_of
+from hpcdl.regress.verdict import WHOLE_RUN, Verdict, judge, waive
+from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.results.records import VERDICTS
 from hpcdl.site import Site
 from hpcdl.slurm import client
 from hpcdl.slurm.execution import ExecutionProfile, current
 from hpcdl.slurm.hostlist import expand_hostlist
-from hpcdl.system.errors import BadInput, HpcdlError, Stopped
+from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, Stopped
 from hpcdl.system.files import last_text, write_atomic
 from hpcdl.system.text import did_you_mean
 from hpcdl.system.trust import require_known_owners
 
-_SLOW = frozenset({FaultKind.BOUND, FaultKind.SLOW_NODE})
 _GENERATED = {"repeat_no", "part", "nid"}
 """ReFrame's own parameters: of --repeat and --distribute."""
-
-
-class Key(NamedTuple):
-    """The key of a case of a night; `planned` is the node where each node has its own."""
-
-    check: str
-    case: str
-    partition: str
-    environment: str
-    planned: str = ""
 
 
 Doubts = Callable[[Sequence[Verdict]], set[Key]]
@@ -211,7 +207,7 @@ def _measured_again(
         return verdicts, []
     until, notes = time.monotonic() + 60 * budget.minutes, list[str]()
     for count in range(1, budget.runs + 1):
-        chosen = suspicious(verdicts, doubts)
+        chosen = suspicious(verdicts, doubts(verdicts) if doubts else ())
         if not chosen:
             break
         if time.monotonic() > until:
@@ -429,87 +425,81 @@ def _names(displayed: str) -> tuple[str, str, str]:
     return check.partition("~")[0].strip(), ",".join(own), ",".join(added)
 
 
-def key_of(verdict: Verdict) -> Key:
-    """The case that a verdict is about."""
-    return Key(verdict.check, verdict.case, verdict.partition, verdict.environment, verdict.planned)
+# ---- a site's own references, by runs for them ----
 
 
-def suspicious(verdicts: Sequence[Verdict], doubts: Doubts | None) -> list[Verdict]:
-    """The verdicts whose cases should be measured again; errors stay, whatever a retry gives."""
-    doubtful = doubts(verdicts) if doubts else set[Key]()
-    return [
-        one
-        for one in verdicts
-        if one.hashcode
-        and one.status is not Status.ERROR
-        and any(metric.value is not None for metric in one.metrics)
-        and (key_of(one) in doubtful or (one.faults and {f.kind for f in one.faults} <= _SLOW))
-    ]
+def measure(
+    site: Site, modules: Modules, request: CheckRequest, progress: Progress | None = None
+) -> tuple[Sequence[Reference], Edits]:
+    """Run the checks `request.repeat` times; the references that follow, and what was written.
+
+    Raises BadInput: fewer runs than a reference needs. Raises CheckFailed: a run went wrong;
+    nothing is written.
+    """
+    if request.repeat < MIN_RUNS:
+        raise BadInput(
+            f"--runs {request.repeat} is too few for a reference", hint=f"give at least {MIN_RUNS}"
+        )
+    outcome = run_checks(site, modules, replace(request, measuring=True), progress)
+    well = {Status.NO_REFERENCE, Status.PASS}  # at most it lacks references
+    faulty = [verdict for verdict in outcome.verdicts if verdict.status not in well]
+    if faulty:
+        raise CheckFailed(
+            "no reference was written, because not every run went well",
+            details=[f"{v.name} on {v.partition or '-'}: {v.reason}" for v in faulty],
+            hint=f"see {outcome.directory.path}",
+        )
+    rows = derive(site, modules, outcome)
+    if not rows:
+        raise CheckFailed(
+            "no reference was written, because nothing that ran has a number to be judged",
+            hint="`hpcdl check run` says of each check what it holds",
+        )
+    edits = edits_of(site, rows)
+    edits.write()
+    return rows, edits
 
 
-def place_for(site: Site, verdict: Verdict, number_of_run: int) -> tuple[str, ...]:
-    """Slurm's options that place a further run: first on the same nodes, then on others."""
-    nodes = expand_hostlist(str(verdict.job.get("nodes") or ""))
-    if verdict.planned or not nodes:
-        return ()
-    if number_of_run % 2:
-        return (f"--nodelist={','.join(nodes)}",)
-    has = {part.label: part.nodes for part in site.by_groups()}
-    spare = has.get(verdict.partition, 0) >= 2 * len(nodes)
-    return (f"--exclude={','.join(nodes)}",) if spare else ()
+def derive(site: Site, modules: Modules, outcome: CheckOutcome) -> tuple[Reference, ...]:
+    """A reference for every metric of every case, from all of its runs.
 
-
-def joined(verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """One verdict per case, in the order of their first runs; each counts all runs of its case."""
-    groups: dict[Key, list[Verdict]] = {}
-    for verdict in verdicts:
-        groups.setdefault(key_of(verdict), []).append(verdict)
-    return [_joined(group) if len(group) > 1 else group[0] for group in groups.values()]
-
-
-def _joined(group: Sequence[Verdict]) -> Verdict:
-    first, *others = group
-    if first.status is Status.ERROR:
-        return first
-    measured = [verdict for verdict in group if verdict.status is not Status.ERROR]
-    runs = tuple(run for verdict in group for run in (verdict.runs or (as_run(verdict),)))
-    metrics = tuple(_median(metric, runs) for metric in first.metrics)
-    beyond = tuple(metric.fault for metric in metrics if metric.judged and not metric.holds)
-    # A value beyond its bound hides what else is to be said, such as that its reference is stale.
-    plain = next((verdict for verdict in measured if not _slow(verdict)), first)
-    faults = beyond or tuple(fault for fault in plain.faults if fault.kind not in _SLOW)
-    failed = [verdict.reason for verdict in others if verdict.status is Status.ERROR]
-    reasons = [
-        describe(faults),
-        *_runs_text(metrics, runs),
-        *(f"a further run: {why}" for why in failed),
-    ]
-    return replace(
-        first,
-        metrics=metrics,
-        runs=runs,
-        faults=faults,
-        status=status_of(faults),
-        reason="; ".join(part for part in reasons if part),
+    Raises MissingPrerequisite: too few of them are good.
+    """
+    groups: dict[ReferenceKey, list[Reference]] = {}
+    for row in _rows_of(site, outcome):
+        groups.setdefault(row.key, []).append(row)
+    return tuple(
+        from_runs(
+            replace(
+                rows[0],
+                nodes=tuple(sorted({node for row in rows for node in row.nodes})),
+                release=modules[key[2]].release,
+            ),
+            [row.value for row in rows],
+        )
+        for key, rows in groups.items()
     )
 
 
-def _slow(verdict: Verdict) -> bool:
-    return any(one.kind in _SLOW for one in verdict.faults)
-
-
-def _median(metric: MetricVerdict, runs: Sequence[Mapping[str, Any]]) -> MetricVerdict:
-    values = _values(metric, runs)
-    return replace(metric, value=median(values)) if values else metric
-
-
-def _values(metric: MetricVerdict, runs: Sequence[Mapping[str, Any]]) -> list[float]:
-    found = (run["values"].get(metric.name) for run in runs)
-    return [value for value in found if value is not None]
-
-
-def _runs_text(metrics: Sequence[MetricVerdict], runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The values of all runs of the first metric that is judged."""
-    metric = next((one for one in metrics if one.wanted), None)
-    values = [number(value) for value in _values(metric, runs)] if metric else []
-    return [f"median of {len(values)} runs: {', '.join(values)}"] if len(values) > 1 else []
+def _rows_of(site: Site, outcome: CheckOutcome) -> Iterator[Reference]:
+    """Yield each metric of a run's verdicts as a reference, from this run alone."""
+    for verdict in outcome.verdicts:
+        for metric in verdict.metrics:
+            if not metric.wanted or metric.value is None or metric.source == OWN_DEMAND:
+                continue
+            better = metric.better or (LOWER if metric.unit in TIMES else "")
+            yield Reference(
+                check=verdict.check,
+                case=verdict.case,
+                partition=verdict.partition,
+                metric=metric.name,
+                value=float(metric.value),
+                unit=metric.unit,
+                source=f"measured on '{site.name}' by hpcdl check references measure",
+                proof="run",
+                date=time.strftime("%Y-%m-%d"),
+                driver=verdict.driver,
+                machine=outcome.machine,
+                nodes=tuple(expand_hostlist(str(verdict.job.get("nodes") or ""))),
+                upper=WIDEST if better == LOWER else None,
+            )

@@ -24,7 +24,7 @@ from pathlib import Path
 from hpcdl import __main__, cli
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.reframe_adapter.process import CheckRequest
-from hpcdl.regress.measuring import measure
+from hpcdl.regress.runner import measure
 from hpcdl.regress.runner import run_checks
 from hpcdl.site import load_site
 

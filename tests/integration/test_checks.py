@@ -19,11 +19,10 @@ from hpcdl.cluster.state import read_state
 from hpcdl.jobs.spec import Module
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.history import open_history
-from hpcdl.regress.measuring import measure
 from hpcdl.regress.references import edits_of, site_file
 from hpcdl.regress.reframe_adapter.process import CheckRequest
 from hpcdl.regress.run_directory import read_events, runs_directory, sweep
-from hpcdl.regress.runner import run_checks
+from hpcdl.regress.runner import measure, run_checks
 from hpcdl.results.faults import FaultKind, Status
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, CheckFailed

@@ -9,9 +9,8 @@ import pytest
 from hpcdl.regress.exchange import of_outcome
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
-from hpcdl.regress.measuring import measure
 from hpcdl.regress.reframe_adapter.process import CheckRequest
-from hpcdl.regress.runner import run_checks
+from hpcdl.regress.runner import measure, run_checks
 from hpcdl.results.faults import Status
 from hpcdl.workflows.modules import modules_by_partition
 from tests.integration.check_runs import own_site, statuses, told, value, with_release

@@ -9,7 +9,6 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.jobs.spec import Module
-from hpcdl.regress.measuring import derive
 from hpcdl.regress.references import (
     OWN_DEMAND,
     edits_of,
@@ -23,7 +22,7 @@ from hpcdl.regress.references import (
 )
 from hpcdl.regress.reframe_adapter.settings import reframe_name
 from hpcdl.regress.run_directory import RunDirectory
-from hpcdl.regress.runner import CheckOutcome
+from hpcdl.regress.runner import CheckOutcome, derive
 from hpcdl.regress.verdict import MetricVerdict, Verdict
 from hpcdl.results.faults import Status
 from hpcdl.system.errors import BadInput, MissingPrerequisite

@@ -10,8 +10,7 @@ from hpcdl.regress import nodes as law
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import open_history
 from hpcdl.regress.job_state import Watchdog, fault_of
-from hpcdl.regress.nodes import find_slow_nodes, name_slow_nodes
-from hpcdl.regress.runner import joined, key_of, suspicious
+from hpcdl.regress.nodes import find_slow_nodes, joined, key_of, name_slow_nodes, suspicious
 from hpcdl.regress.verdict import MetricVerdict, Verdict, judge, waive
 from hpcdl.results.faults import FaultKind, JobFault, Status
 from hpcdl.slurm.execution import SINGLE_NODE
@@ -177,8 +176,8 @@ def test_all_runs_of_a_night_are_one_verdict_by_their_median(values, status):
 def test_what_is_slow_is_measured_again_and_errors_stand():
     slow, well = measured(50.0), measured(100.0)
     wrong = measured(None), measured(50.0, evidence={"faults": [fault("loss")]})
-    assert suspicious([slow, well, *wrong], None) == [slow]
-    assert suspicious([slow, well], lambda _: {key_of(well)}) == [slow, well]
+    assert suspicious([slow, well, *wrong], ()) == [slow]
+    assert suspicious([slow, well], {key_of(well)}) == [slow, well]
     assert joined([wrong[0], well]) == [wrong[0]], "an error stands, whatever another run gives"
 
 

@@ -67,10 +67,8 @@ def render_settings(
     )
 
 
-def environments(
-    site: Site, modules: Modules, partitions: Sequence[str]
-) -> tuple[Mapping[str, Any], ...]:
-    """The environments that the checks name; `tensorflow` once per module that there is.
+def environments(site: Site, modules: Modules, partitions: Sequence[str]) -> list[dict[str, Any]]:
+    """The environments that depend on the site; `tensorflow` once per module that there is.
 
     What ReFrame knows of each, why it is there, and the partitions that it is for, all by default.
     """
@@ -78,9 +76,6 @@ def environments(
     for name in partitions:
         users.setdefault(modules[name], []).append(name)
     rows: list[dict[str, Any]] = [
-        {"name": "hpcdl", "comment": "hpcdl's checks bring the whole script of a user's job"}
-    ]
-    rows += [
         {
             "name": "tensorflow",
             "comment": "the published release, loaded by ReFrame",
@@ -89,16 +84,6 @@ def environments(
             "partitions": names if len(users) > 1 else (),
         }
         for module, names in users.items()
-    ]
-    mpi = {"cc": "mpicc", "cxx": "mpicxx", "ftn": "mpifort"}
-    rows += [
-        {"name": "gnu", "comment": "the machine's own compilers", "features": ["openmp"]},
-        {
-            "name": "gnu-mpi",
-            "comment": "the same, by the wrappers of its MPI",
-            "features": ["mpi", "openmp"],
-            **mpi,
-        },
     ]
     home = next((one.cuda_home for one in site.stacks.values() if one.cuda_home), None)
     gpus = [one.label for one in site.by_groups(partitions) if one.gpu]
@@ -112,7 +97,7 @@ def environments(
             "partitions": gpus,
         }
         rows.append(cuda)
-    return tuple(rows)
+    return rows
 
 
 def _prepare(site: Site, module: Module) -> list[str]:
