@@ -1,21 +1,17 @@
 """Horovod's wheel: built once from its sdist by the recipe, then kept in the cache; its compilers.
 
 The build runs in the environment of the stack itself: it compiles against exactly the TensorFlow
-it will run with, and for GPUs it is linked with the NCCL of the stack's own wheels. Its key holds
-everything that shapes the result: Python, TensorFlow, CUDA, NCCL, Horovod, MPI, the recipe with its
-GPUs, and the compilers: another clang or gcc builds another wheel.
+and, for GPUs, the NCCL that it will run with. Its key holds everything that shapes the result, the
+compilers too.
 
 Device code is compiled by clang, as TensorFlow's own releases are, or by the nvcc of the stack's
-`cuda_home`. The compilers of the machine are compared with the rules of hpcdl/facts: which GPUs
-they compile for, which gcc an nvcc takes. The first pair that fits is used; where none does, the
-error names the rule that each one breaks. They are needed while building only.
+`cuda_home`. Of the machine's compilers the first pair that fits the rules of hpcdl/facts is used;
+where none does, the error names the rule that each one breaks.
 
-For clang, the wheels of a CUDA release on PyPI (headers, ptxas, libdevice, the runtime) are fetched
-once by their digests and laid out in the cache as a CUDA tree. No wheel of CUDA 11 or 12 has
-fatbinary. That of CUDA 13 packs code of older releases as well, but has other options than clang's:
-a script translates them. It packs without compression, because CUDA 13 may compress with what older
-drivers cannot read (a K80 ends at R470). The headers of its containers are, number for number,
-those in NVIDIA's own libraries of CUDA 11.8.
+For clang, the wheels of a CUDA release on PyPI are laid out in the cache as a CUDA tree. No wheel
+of CUDA 11 or 12 has fatbinary. That of CUDA 13 packs code of older releases as well: a script
+translates clang's options, and packs without compression, because CUDA 13 may compress with what
+older drivers cannot read (a K80 ends at R470).
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
 """Which GPUs shared objects have code for; whether a release loads its own libraries.
 
-nvcc puts device code into the section `.nv_fatbin` of a shared object: containers, each a header
-and entries of machine code (a cubin for one SM) or PTX (text that the driver compiles for its SM or
-newer ones). Only the headers are read, without binutils or CUDA. NVIDIA does not document the
-format; it is as the Cricket project describes it (github.com/RWTH-ACS/cricket), and the tests
-compare it with cuobjdump.
+nvcc puts device code into the section `.nv_fatbin`: containers, each a header and entries of
+machine code (a cubin for one SM) or PTX (text that the driver compiles for its SM or newer ones).
+Only the headers are read, without binutils or CUDA. The format is as the Cricket project describes
+it (github.com/RWTH-ACS/cricket), and the tests compare it with cuobjdump.
 
-What is loaded says the process that has loaded it: the gate's program (probe) lists what is mapped
-once TensorFlow and Horovod have run, and lets TensorFlow open CUDA's libraries by name, as it does
-where it finds a GPU. TensorFlow's, Horovod's and NVIDIA's (facts/wheels.yaml, `own_libraries`) must
-be the release's, with one NCCL. Of a release made by Spack, what it declares as external counts,
-too. The loader itself is asked once more with a hostile LD_LIBRARY_PATH.
+What is loaded says the process that has loaded it, the gate's program (probe): TensorFlow's,
+Horovod's and NVIDIA's libraries (facts/wheels.yaml, `own_libraries`) must be the release's, with
+one NCCL. The loader itself is asked once more with a hostile LD_LIBRARY_PATH.
 """
 
 from __future__ import annotations

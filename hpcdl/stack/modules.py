@@ -1,17 +1,14 @@
-"""How users get a release: which one each partition gets, its modulefiles, kernels for Jupyter.
+"""How users get a release: which one each partition gets, and its modulefiles.
 
-PREFIX/history.json has what was current and when, for `rollback` and for `gc`. An event is written
-before its switch, so that a killed publish can be told from one that happened. A damaged file is an
-error: to count it as empty would take every way back, and let `gc` remove what a rollback may want.
-A partition gets the newest release that was published, not rolled back, serves it and is of its
-stack, else the newest that serves it, else the newest of all. Versions of older releases stay
-visible: a shell that loaded one can still unload it, and a script that names one still runs.
+PREFIX/history.json has what was current and when. An event is written before its switch, so that a
+killed publish can be told from one that happened. A damaged file is an error: to count it as empty
+would take every way back, and let `gc` remove what a rollback may want. A partition gets the newest
+release that was published, not rolled back, serves it and is of its stack, else the newest that
+serves it, else the newest of all. Versions of older releases stay visible: a script that names one
+still runs.
 
-A modulefile is a small data table in front of static, tested Lua. There is no list of them for
-Lmod's `spider`: with three modules, Lmod reads the files as fast. PREFIX/etc holds profiles for
-/etc/profile.d, the site file that the module's own hpcdl finds, and a kernel for Jupyter, which is
-started through Lmod, as a job is, so what the module brings along (MPI, XLA_FLAGS) and what its
-guard says hold for notebooks too.
+A modulefile is a small data table in front of static, tested Lua. A kernel for Jupyter is started
+through Lmod, as a job is, so what the module brings along and what its guard says hold there too.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """Which wheels make a stack, locked by their digests; and hpcdl's own wheel.
 
-From a resolution to a `Recipe` by facts/wheels.yaml and nvidia_wheels.yaml, never by code. Digests
-of a recipe name what is cached, so a changed fact never meets a stale file.
-
-uv solves what a recipe needs, beside the versions of facts/wheel_lock.yaml, and installs what the
+From a resolution to a `Recipe` by facts/wheels.yaml and nvidia_wheels.yaml, never by code. uv
+solves what a recipe needs, beside the versions of facts/wheel_lock.yaml, and installs what the
 lock names by its digests, which are those of the facts: neither the index nor a mirror says what a
 wheel is. Without a row there are machines that are no x86_64, and what `packages:` asks for: there,
-what is looked up first counts. What was installed once needs the network no more.
+what is looked up first counts.
 
-A published module carries the hpcdl it was made with: a wheel of the files that run. A checkout and
-an installed wheel have the same files, so a release built from either is the same.
+A published module carries the hpcdl it was made with: a wheel of the files that run, the same from
+a checkout and from an installed wheel.
 """
 
 from __future__ import annotations

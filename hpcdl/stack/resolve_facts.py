@@ -1,14 +1,9 @@
 """The facts files as components and rules, read once, checked once, frozen; wheels of the overlay.
 
-`COMPONENTS` is the order of importance: a newer TensorFlow is worth more than a newer CUDA, a
-newer CUDA more than a newer cuDNN. A row of `rules` becomes one `Rule` per need. What is
-derived here: which GPUs the machine code of a wheel serves, what a backend can offer, and what a
-build asks of a machine: its driver, GPUs that run its code, CPU flags.
-
-Rules also have words here: `K80 (sm_37) needs CUDA <= 11.8: ...`, with numbers of sources.
-
-The overlay's recipes that install wheels (backend `spack-wheels`) have lists of them, which are
-facts like the others. Pure: the recipes' lists, the facts and the site.
+`COMPONENTS` is the order of importance: a newer TensorFlow is worth more than a newer CUDA. A row
+of `rules` becomes one `Rule` per need. What is derived here: which GPUs the machine code of a wheel
+serves, what a backend can offer (that of `spack-wheels` is the recipes' lists of wheels), what a
+build asks of a machine, and rules in words: `K80 (sm_37) needs CUDA <= 11.8: ...`.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """The papers of a release: bill of materials (CycloneDX 1.6), vulnerabilities, a site's answers.
 
 Names, versions and digests come from the release's lock, licences from the metadata of the
-installed packages or from the lock itself. Words that are no SPDX expression are looked up
-in the facts; what the library does not know stays as it is, never guessed.
+installed packages or from the lock; what the library does not know stays as it is, never guessed.
+Times and the serial number come from the release: writing the bill again gives the same file.
 
 Vulnerabilities come from hpcdl's own facts, which stop a publish until they are waived, and from
-pip-audit, which only informs: `stack sbom` runs it where it is installed and keeps its answer in
-the release. Without internet, an admin runs it elsewhere over the release's audit.txt. Times and
-the serial number come from the release, so that writing the bill again gives the same file.
-
-The site file says who accepted a licence agreement, and in waivers why a vulnerability does not
-matter here, who answers for that, until when. A missing or expired answer stops a publish. The kind
-of a waiver decides what the bill says (VEX): only a reason why the release is not affected makes it
-so, an accepted risk stays exploitable.
+pip-audit, which only informs: its answer is kept in the release. The kind of a waiver decides what
+the bill says (VEX): only a reason why the release is not affected makes it so, an accepted risk
+stays exploitable.
 """
 
 from __future__ import annotations

@@ -1,24 +1,18 @@
 """Makes the tree of a release, seals it, and says whether it still is what was sealed.
 
 A tree is made at its final place, because virtual environments do not move, and is no release
-until release.json is in it. Where the work on it fails it is removed; what a killed build leaves
-is told by its name and by what it lacks.
-
-uv copies files from its cache (which shares their blocks where the file system can: XFS, Btrfs).
-Nothing is hard-linked: a `chown` or `chmod` of one tree would reach every other, and the cache.
-Bytecode is compiled with the tree: readers of a release cannot write it, and without it TensorFlow
-takes twice as long to import. It is marked as never to be checked against the sources, for these
-never change.
+until release.json is in it. Nothing in it is hard-linked: a `chown` or `chmod` of one tree would
+reach every other, and uv's cache. Bytecode is compiled with the tree, never to be checked against
+sources that never change: readers cannot write it, and TensorFlow without it imports half as fast.
 
 Everybody may read a release, and nobody but its owner and root may write it: a file that others
-may write is a way into every job that loads the module; one that users cannot read fails in theirs
-and not in the admin's. Neither is sealed or published.
+may write is a way into every job that loads the module.
 
 The seal, `content.json`, has every file, link and directory with its mode, by sha256; release.json
-holds its digest, so neither can be exchanged alone. It does not say who built the release. What
-publishes write (modules, evidence, bills of materials) is outside. A full check reads every byte. A
-publish asks more cheaply: nothing has changed where no file's size, inode and times (ctime, which a
-program cannot set) differ from those at the last full check, whose digest is in `.content-checked`.
+holds its digest, so neither can be exchanged alone. What publishes write (modules, evidence, bills
+of materials) is outside. A full check reads every byte. A publish asks more cheaply: nothing has
+changed where no file's size, inode and times (ctime, which a program cannot set) differ from those
+at the last full check, whose digest is in `.content-checked`.
 """
 
 from __future__ import annotations

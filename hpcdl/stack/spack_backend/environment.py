@@ -1,16 +1,13 @@
-"""Spack and its environments: rendered from the resolution, solved by Spack; what a lock tells.
+"""Spack and its environments: rendered from the resolution, solved and installed by Spack.
 
-`SpackEnvironment` is what an environment needs to know, computed from facts alone: one per GPU
-generation, none of a site's own. `render` makes its spack.yaml, `render_site` the scope with a
-site's compilers, externals, target and mirrors, which the environments include where
-HPCDL_SPACK_SITE names it. Nothing of a user's own settings is changed: a `Spack` has a scope of
-settings of its own.
+`SpackEnvironment` is what an environment needs to know, from facts alone. `render` makes its
+spack.yaml, `render_site` the scope with a site's own settings, which environments include where
+HPCDL_SPACK_SITE names it. Nothing of a user's own settings is changed: a `Spack` has a scope of its
+own.
 
 A lock file counts only when the versions in it are those of the resolution: `differences` says
-where they are not. A solver that finds nothing often prints nothing, so the end of the time
-limit is an answer too. The lock tells of a stack: versions, GPUs, CPU, identity. It has `roots`
-(hash and spec) and `concrete_specs` by hash. A release is named by its content: the hashes of the
-roots, which cover all that is below them.
+where they are not. A solver that finds nothing often prints nothing, so the end of the time limit
+is an answer too. A release is named by the hashes of its roots, which cover all that is below them.
 """
 
 from __future__ import annotations
