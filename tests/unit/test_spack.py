@@ -172,12 +172,12 @@ def test_a_committed_lock_has_the_versions_of_the_resolution(one):
     lock = read_lock(SPACK / "environments" / one.name)
     assert differences(one, lock) == ()
     every = {"tensorflow", "horovod", "cuda", "cudnn", "nccl", "keras", "openmpi", "ucx"}
-    assert every <= set(lock.components)
+    assert every <= set(lock.versions)
     for name in ("py-tensorflow", "py-horovod", "nccl"):
         (spec,) = [spec for spec in lock.specs.values() if spec["name"] == name]
         arch = spec["parameters"]["cuda_arch"]
         assert set(arch if isinstance(arch, list) else [arch]) == set(one.archs), name
-    for name, version in lock.components.items():
+    for name, version in lock.versions.items():
         assert Range(",".join(facts.load("spack")["solved"][name])).allows(version), name
 
 

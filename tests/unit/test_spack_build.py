@@ -286,7 +286,9 @@ def test_a_releases_lock_names_the_wheels_inside_a_package(tmp_path):
     version = next(iter(wheel_sets("py-tensorflow-wheels")))
     entry = {"name": "py-tensorflow-wheels", "version": version, "hash": "a" * 32, "url": "u"}
     built = {**entry, "prefix": str(tmp_path), "installed": True}
-    entries = list(lock_entries([built], {"a" * 32}))
+    roots = ({"hash": entry["hash"], "spec": ""},)
+    lock = Lock(tmp_path, roots, {entry["hash"]: {**entry, "parameters": {}}})
+    entries = list(lock_entries([built], lock))
     assert entries[0] == {**entry, "run": "yes"}
     assert {"numpy", "keras"} <= {entry["name"] for entry in entries[1:]}
     assert all(len(entry["sha256"]) == 64 for entry in entries[1:])
@@ -427,7 +429,7 @@ def test_with_wheels_for_gpus_cuda_is_the_wheels_not_nvccs(tmp_path):
     (tmp_path / "spack.lock").write_text(json.dumps({"roots": roots, "concrete_specs": specs}))
     lock = read_lock(tmp_path)
     assert (lock.wheels, lock.target) == (True, "zen3")
-    assert (lock.components["cuda"], lock.components["nccl"]) == ("12.9.1", "2.32.3")
+    assert (lock.versions["cuda"], lock.versions["nccl"]) == ("12.9.1", "2.32.3")
     assert lock.variant == "cuda12.9-sm60-sm70"
 
 

@@ -23,19 +23,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpcdl import __version__, facts
+from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
-from hpcdl.stack.release import (
-    MODULE,
-    SCHEMA,
-    Release,
-    ReleasePlan,
-    digest,
-    releases_folder,
-    variant_of,
-)
+from hpcdl.stack.release import SCHEMA, digest, variant_of
 from hpcdl.stack.resolve import Resolver, allowed, computes_of
-from hpcdl.stack.resolve_facts import gpus_of, needs_of, serves, wheel_sets
+from hpcdl.stack.resolve_facts import serves, wheel_sets
 from hpcdl.stack.resolve_solver import Range, sort_key
 from hpcdl.system.errors import (
     BadInput,
@@ -48,7 +40,7 @@ from hpcdl.system.errors import (
 from hpcdl.system.files import explain_os_errors, last_text, lock_holder, write_atomic
 from hpcdl.system.resources import folder, scratch_directory, templates
 from hpcdl.system.run import CommandFailed, CommandResult, run
-from hpcdl.system.text import duration, utc_now
+from hpcdl.system.text import duration
 
 
 @dataclass(frozen=True)
@@ -253,7 +245,7 @@ def concretize(
 
 def differences(wanted: SpackEnvironment, lock: Lock) -> tuple[str, ...]:
     """Where a lock file's versions are not the resolution's: `nccl: 2.29.3, not 2.29.7`."""
-    locked = lock.components
+    locked = lock.versions
     slurms = any("external" in spec for spec in lock.specs.values() if spec["name"] == "pmix")
     if "pmix" not in wanted.pinned and slurms:
         locked.pop("pmix", None)  # Slurm's, whatever it is
@@ -397,7 +389,12 @@ class Lock:
         return hashes
 
     @property
-    def components(self) -> dict[str, str]:
+    def proof(self) -> str:
+        """The gate will show whether it runs; wheels for CPUs have run elsewhere."""
+        return "run" if self.wheels and not self.archs else "compiled"
+
+    @property
+    def versions(self) -> dict[str, str]:
         """The versions of the stack's components among its packages."""
         book = facts.load("spack")
         names = {package: name for key in _RECIPES for name, package in book[key].items()}
@@ -445,43 +442,13 @@ class Lock:
     @property
     def variant(self) -> str:
         """`cpu`, or CUDA's release and the GPUs: `cuda12.9-sm60`."""
-        return variant_of(self.archs, self.components.get("cuda", ""))
+        return variant_of(self.archs, self.versions.get("cuda", ""))
 
     def release_id(self, stack: str, partitions: tuple[str, ...], own: str) -> str:
         """Readable and content-addressed, such as `tensorflow-2.20.0-cuda12.9-sm60-1f0c9a3e`."""
         hashes = sorted(root["hash"] for root in self.roots)
         key = digest(SCHEMA, hashes, own, partitions)
         return f"{stack}-{self.tensorflow['version']}-{self.variant}-{key}"
-
-
-def release_of(
-    plan: ReleasePlan,
-    release_id: str,
-    components: Mapping[str, str],
-    archs: tuple[str, ...],
-    target: str,
-    *,
-    wheels: bool,
-    **more: Any,
-) -> Release:
-    """The release of a stack by Spack, as it is wanted or as it is locked: `components` by name.
-
-    `archs` are Spack's cuda_arch values, `target` is the microarchitecture.
-    """
-    cuda = components.get("cuda", "")
-    mpi = f"Open MPI {components['openmpi']}" if "openmpi" in components else "MPI"
-    return Release(
-        id=release_id,
-        stack=plan.request.name,
-        backend="spack-wheels" if wheels else "spack",
-        root=releases_folder(plan.site) / release_id,
-        module=f"{MODULE}/{components['tensorflow']}-{variant_of(archs, cuda)}",
-        versions={**components, "hpcdl": __version__, "mpi": mpi},
-        partitions=plan.partitions,
-        created=utc_now(),
-        needs=needs_of(archs, cuda, target, gpus_of(plan.site, plan.partitions), wheels=wheels),
-        **more,
-    )
 
 
 def read_lock(environment: Path) -> Lock:

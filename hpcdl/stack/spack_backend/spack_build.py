@@ -20,7 +20,7 @@ import os
 import re
 import shlex
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,9 @@ from typing import Any
 from hpcdl import __version__, facts
 from hpcdl.site import Partition, Site, StackRequest
 from hpcdl.stack.recipe import Say, install, new_log, own_digest, own_wheel
-from hpcdl.stack.release import Release, ReleasePlan, digest, read_release
+from hpcdl.stack.release import MODULE, Release, ReleasePlan, digest, read_release
 from hpcdl.stack.resolve import Resolver, find_request
-from hpcdl.stack.resolve_facts import serves, wheel_sets
+from hpcdl.stack.resolve_facts import gpus_of, needs_of, serves, wheel_sets
 from hpcdl.stack.spack_backend import environment as spacks
 from hpcdl.stack.spack_backend.environment import (
     Lock,
@@ -38,13 +38,13 @@ from hpcdl.stack.spack_backend.environment import (
     SpackEnvironment,
     environment_of,
     read_lock,
-    release_of,
 )
 from hpcdl.stack.tree import build_slot, finish, new_tree, record_release, require_space, shortened
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
 from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import run
+from hpcdl.system.text import utc_now
 from hpcdl.system.trust import require_known_owners
 
 _STAMP = ".solved"
@@ -144,32 +144,31 @@ class SpackPlan(ReleasePlan):
 
     def expected(self, packages: Sequence[PackageRow] = ()) -> Release:
         """The release as it is recorded once its `packages` are known; its id perhaps unknown."""
-        lock, wanted = self.lock, self.environment
-        own = f"{__version__}+{self.own}"
-        if lock is not None:
-            return release_of(
-                self,
-                self.release_id or "",
-                lock.components,
-                lock.archs,
-                lock.target,
-                wheels=lock.wheels,
-                # The gate will show whether it runs; these very wheels have run elsewhere.
-                proof="run" if lock.wheels and not lock.archs else "compiled",
-                hpcdl=own,
-                lock=tuple(lock_entries(packages, lock.to_run, cuda=bool(lock.archs))),
-            )
-        assert wanted is not None
-        return release_of(
-            self,
-            f"{self.request.name}-{wanted.versions['tensorflow']}",
-            wanted.versions,
-            wanted.archs,
-            self.site.partition((self.partitions or tuple(self.site.partitions))[0]).target,
-            wheels=wanted.wheels,
-            proof=wanted.proof,
-            hpcdl=own,
-            lock=(),
+        lock = self.lock
+        source = lock or self.environment
+        assert source is not None
+        versions = source.versions
+        first = self.site.partition((self.partitions or tuple(self.site.partitions))[0])
+        mpi = f"Open MPI {versions['openmpi']}" if "openmpi" in versions else "MPI"
+        return Release(
+            id=self.release_id or f"{self.request.name}-{versions['tensorflow']}",
+            stack=self.request.name,
+            backend="spack-wheels" if source.wheels else "spack",
+            root=self.root,
+            module=f"{MODULE}/{versions['tensorflow']}-{source.variant}",
+            versions={**versions, "hpcdl": __version__, "mpi": mpi},
+            partitions=self.partitions,
+            proof=source.proof,
+            created=utc_now(),
+            hpcdl=f"{__version__}+{self.own}",
+            lock=tuple(lock_entries(packages, lock)) if lock else (),
+            needs=needs_of(
+                source.archs,
+                versions.get("cuda", ""),
+                lock.target if lock else first.target,
+                gpus_of(self.site, self.partitions),
+                wheels=source.wheels,
+            ),
         )
 
 
@@ -501,13 +500,12 @@ def _settings(exports: str) -> Iterator[tuple[str, Any]]:
         yield name, parts if folders and name.endswith(("PATH", "DIRS")) else value
 
 
-def lock_entries(
-    packages: Iterable[PackageRow], run: Collection[str], *, cuda: bool = False
-) -> Iterator[Mapping[str, str]]:
+def lock_entries(packages: Iterable[PackageRow], lock: Lock) -> Iterator[Mapping[str, str]]:
     """The lock of a release: every package, and the wheels that some recipes install.
 
-    `run` are the hashes of the packages that it needs to run; their entries say so.
+    The entries of packages that it needs to run say so.
     """
+    run, cuda = lock.to_run, bool(lock.archs)
     for package in packages:
         entry = {key: text for key, text in package.items() if key not in {"prefix", "installed"}}
         yield {**entry, "run": "yes"} if package["hash"] in run else entry
