@@ -24,22 +24,9 @@ from hpcdl import __version__, facts
 from hpcdl.site import Site, StackRequest
 from hpcdl.site.sections import BACKENDS
 from hpcdl.stack import horovod
+from hpcdl.stack import recipe as recipes
 from hpcdl.stack.linked import prefer_own_libraries
-from hpcdl.stack.recipe import (
-    INDEX,
-    Interpreter,
-    Recipe,
-    Say,
-    found_lock,
-    install,
-    interpreter,
-    lock_wheels,
-    new_log,
-    own_digest,
-    own_wheel,
-    read_wheels,
-    recipe_of,
-)
+from hpcdl.stack.recipe import INDEX, Interpreter, Recipe, Say, install, new_log
 from hpcdl.stack.release import SCHEMA, Release, ReleasePlan, digest, read_release, releases_folder
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import conditions
@@ -74,7 +61,7 @@ class BuildPlan(ReleasePlan):
             return None
         key = digest(
             SCHEMA,
-            read_wheels(self.lock),
+            recipes.read_wheels(self.lock),
             self.horovod_key,
             self.python.version,
             self.own,
@@ -171,7 +158,7 @@ class BuildPlan(ReleasePlan):
             created="",
             hpcdl=f"{__version__}+{self.own}",
             needs={**recipe.needs, **({"modules": list(self.modules)} if self.modules else {})},
-            lock=tuple(read_wheels(self.lock)) if self.lock else (),
+            lock=tuple(recipes.read_wheels(self.lock)) if self.lock else (),
             environment={
                 key: text.format(packages=packages) for key, text in recipe.environment.items()
             },
@@ -186,7 +173,7 @@ class BuildPlan(ReleasePlan):
             **({"mpi": self.mpi} if self.mpi else {}),
             "hpcdl": __version__,
         }
-        for wheel in read_wheels(self.lock) if self.lock else ():
+        for wheel in recipes.read_wheels(self.lock) if self.lock else ():
             if wheel["name"] in {"keras", "numpy", "scikit-learn"}:
                 versions[wheel["name"]] = wheel["version"]
         return MappingProxyType(versions)
@@ -196,12 +183,12 @@ def plan_wheels(
     site: Site, request: StackRequest, names: tuple[str, ...], served: tuple[str, ...], **_: bool
 ) -> BuildPlan:
     """The plan of one build from wheels: for the partitions `names`, recorded as for `served`."""
-    recipe = recipe_of(site, request, names)
-    python = interpreter(recipe.python)
+    recipe = recipes.recipe_of(site, request, names)
+    python = recipes.interpreter(recipe.python)
     mpi = horovod.mpi_version() if request.horovod else ""
     behind = tuple(horovod.modules_behind("mpirun")) if request.horovod else ()
-    own, compilers = own_digest(), None
-    lock = found_lock(recipe, python)
+    own, compilers = recipes.own_digest(), None
+    lock = recipes.found_lock(recipe, python)
     if recipe.horovod is not None:
         with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
             compilers = horovod.find_toolchain(site, request, recipe)
@@ -211,8 +198,8 @@ def plan_wheels(
 def build(plan: BuildPlan, say: Say) -> Release:
     """Build the planned release, or return it where it exists; a failure leaves nothing."""
     plan.require_ready()
-    lock = plan.lock or lock_wheels(plan.recipe, plan.python, say)
-    own, wheel = own_wheel()
+    lock = plan.lock or recipes.lock_wheels(plan.recipe, plan.python, say)
+    own, wheel = recipes.own_wheel()
     plan = replace(plan, lock=lock, own=own)
     if plan.exists:
         return read_release(plan.site, plan.expected().id)
@@ -236,7 +223,8 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     recipe, lock = plan.recipe, plan.lock
     assert lock is not None
     stack, log = root / "stack", new_log(root.name)
-    say(f"installing {len(read_wheels(lock))} wheels in {stack}; uv fetches what its cache lacks")
+    count = len(recipes.read_wheels(lock))
+    say(f"installing {count} wheels in {stack}; uv fetches what its cache lacks")
     run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
     install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX)

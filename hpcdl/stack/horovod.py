@@ -47,7 +47,7 @@ from hpcdl.stack.resolve_solver import Rule
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.packages import find_program
-from hpcdl.system.resources import cache
+from hpcdl.system.resources import cache, folder
 from hpcdl.system.run import CommandFailed, module_argv, run
 from hpcdl.system.trust import require_private
 
@@ -437,22 +437,7 @@ def _asked(path: Path, option: str, pattern: str) -> Tool | None:
 _PLACES = {"bin": "bin", "include": "include", "lib": "lib64", "nvvm": "nvvm"}
 """Directories of `nvidia/PART/` in a wheel, and what they are called in a CUDA tree."""
 _FATBINARY = "nvidia/cu13/bin/fatbinary"
-_TRANSLATOR = """\
-#!/bin/sh
-# clang calls fatbinary by the options of CUDA 12; the program is that of CUDA 13.
-set -- "$@" --
-while [ "$1" != -- ]; do
-  case $1 in
-    -*image=profile=sm_*,*) kind=elf word=${1#*profile=sm_} ;;
-    -*image=profile=compute_*,*) kind=ptx word=${1#*profile=compute_} ;;
-    *) kind= word=$1 ;;
-  esac
-  shift
-  set -- "$@" "${kind:+--image3=kind=$kind,sm=}$word"
-done
-shift
-exec "$(dirname "$0")/../libexec/fatbinary" --compress-mode=none "$@"
-"""
+_TRANSLATOR = folder("templates") / "cuda" / "fatbinary.sh"
 _FETCH_SECONDS = 1800
 
 
@@ -496,11 +481,12 @@ def cuda_wheels(cuda: str) -> dict[str, dict[str, str]]:
 
 def cuda_tree(cuda: str, python: Interpreter, say: Say) -> Path:
     """The tree of a CUDA release, fetched and laid out now where it is not there."""
-    folder = cache("wheels") / f"cuda-{cuda}-{digest(cuda_wheels(cuda), _TRANSLATOR)}"
+    key = digest(cuda_wheels(cuda), _TRANSLATOR.read_text(encoding="utf-8"))
+    place = cache("wheels") / f"cuda-{cuda}-{key}"
     with shared_lock(cache("wheels") / ".cuda.lock", wait_seconds=_FETCH_SECONDS):
-        if not folder.is_dir():
+        if not place.is_dir():
             say(f"fetching NVIDIA's wheels of CUDA {cuda} to compile with (about 0.2 GB, once)")
-            with made_aside(folder, f"cuda-{cuda}-*") as partial:
+            with made_aside(place, f"cuda-{cuda}-*") as partial:
                 wanted, fetched = partial / "wanted.txt", partial / "fetched"
                 lines = (
                     " ".join((name, *(f"--hash=sha256:{one}" for one in digests.values())))
@@ -511,9 +497,9 @@ def cuda_tree(cuda: str, python: Interpreter, say: Say) -> Path:
                 install(python.path, new_log("cuda"), *words, hint=INDEX)
                 with explain_os_errors(partial):
                     _lay_out(fetched, partial)
-    require_private(folder)  # what is in it is executed
-    os.utime(folder)  # `hpcdl clean` goes by the last use
-    return folder
+    require_private(place)  # what is in it is executed
+    os.utime(place)  # `hpcdl clean` goes by the last use
+    return place
 
 
 def _lay_out(fetched: Path, tree: Path) -> None:
@@ -525,7 +511,7 @@ def _lay_out(fetched: Path, tree: Path) -> None:
     (tree / "libexec").mkdir()
     shutil.copyfile(fetched / _FATBINARY, tree / "libexec" / "fatbinary")
     shutil.rmtree(fetched)
-    write_atomic(tree / "bin" / "fatbinary", _TRANSLATOR)
+    shutil.copyfile(_TRANSLATOR, tree / "bin" / "fatbinary")
     for program in (*(tree / "bin").iterdir(), tree / "libexec" / "fatbinary"):
         program.chmod(0o755)
     for library in sorted((tree / "lib64").glob("lib*.so.*")):

@@ -16,16 +16,7 @@ from typing import Any, NamedTuple
 
 from hpcdl.site import Site
 from hpcdl.stack import modules
-from hpcdl.stack.modules import (
-    Dispatch,
-    Event,
-    choose,
-    publish_history,
-    read_history,
-    render_modules,
-    write_modules,
-    write_site_files,
-)
+from hpcdl.stack.modules import Dispatch, Event, choose, read_history
 from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_ids
 from hpcdl.stack.sbom import AUDIT_FILE, AUDIT_LIST, CYCLONEDX_FILE, refresh_sbom, require_answers
 from hpcdl.stack.tree import CHECKED_FILE, look, require_integrity, require_safe_modes
@@ -113,7 +104,7 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
     entries = look(release)
     require_safe_modes(release, entries)
     require_integrity(release, entries)
-    write_site_files(site)
+    modules.write_site_files(site)
     refresh_sbom(site, release, say)
     with switch_lock(site, _WAIT_SECONDS):
         if read_history(site) != seen:  # another publish or rollback came between
@@ -228,7 +219,7 @@ def shown_after(
     None where none of what was published is there and sound.
     """
     known = sound_releases(site, without) | {release.id: release for release in expected}
-    published = [known[name] for name in publish_history(events) if name in known]
+    published = [known[name] for name in modules.publish_history(events) if name in known]
     # What was rolled back stays visible too, but gives way where it has the same version.
     once = dict.fromkeys(event.release for event in events)
     others = [known[name] for name in once if name in known and known[name] not in published]
@@ -242,7 +233,7 @@ def show_modules(
     events = [*read_history(site), *([event] if event else ())]
     shown = shown_after(site, events, without=without)
     shown = shown or PublishedState((release,), choose(site, [release]))
-    write_modules(release.root, render_modules(site, *shown))
+    modules.write_modules(release.root, modules.render_modules(site, *shown))
 
 
 def sound_releases(site: Site, without: Collection[str] = ()) -> dict[str, Release]:

@@ -21,14 +21,7 @@ from typing import Any
 
 from hpcdl.site import Partition, Site
 from hpcdl.site.sections import BACKENDS
-from hpcdl.stack.linked import (
-    code_faults,
-    library_faults,
-    opened_by_name,
-    runs_on,
-    survey,
-    taken_from_elsewhere,
-)
+from hpcdl.stack import linked
 from hpcdl.stack.modules import has_code_for
 from hpcdl.stack.release import Release, seal
 from hpcdl.stack.tree import check_integrity, shortened
@@ -188,7 +181,7 @@ def verify_here(site: Site, release: Release) -> Proof:
 
 def program_argv(release: Release, program: str | Path, out: str | Path) -> list[str]:
     """The command that runs the gate's program, which writes to `out`."""
-    return [*PYTHON, str(program), str(out), *opened_by_name(release)]
+    return [*PYTHON, str(program), str(out), *linked.opened_by_name(release)]
 
 
 def _launcher() -> list[str]:
@@ -288,7 +281,7 @@ def _judge_ranks(release: Release, seen: Mapping[str, Any] | None, started: int)
 
 
 def _judge_libraries(release: Release, seen: Mapping[str, Any]) -> Check:
-    faults = library_faults(release, seen)
+    faults = linked.library_faults(release, seen)
     sound = f"of {len(seen['mapped'])} that are loaded, all that the release has are its own"
     return Check("libraries", not faults, "; ".join(faults[:10]) or sound, seen["took"])
 
@@ -333,12 +326,12 @@ def check_files(
     checks = [check_device_code(site, release, names, run_there=run_there)]
     if BACKENDS[release.backend].own_python:
         start = time.monotonic()
-        faults = taken_from_elsewhere(release, lambda argv: in_module(site, release, argv))
+        faults = linked.taken_from_elsewhere(release, lambda argv: in_module(site, release, argv))
         sound = "the release's libraries are found before those of other modules"
         checks.append(_of_faults("LD_LIBRARY_PATH", faults, sound, start))
     if "compute" in release.needs and "horovod" in release.versions:
         start = time.monotonic()
-        checks.append(_of_faults("device code of Horovod", *code_faults(release), start))
+        checks.append(_of_faults("device code of Horovod", *linked.code_faults(release), start))
     return checks
 
 
@@ -357,7 +350,7 @@ def check_device_code(
     kernels on these GPUs (`run_there`).
     """
     start, name = time.monotonic(), "device code"
-    objects = survey(*(release.prefix / folder for folder in _LOADED))
+    objects = linked.survey(*(release.prefix / folder for folder in _LOADED))
     if not objects:
         meant = "cuda" in release.versions
         but = f", but it is for CUDA {release.versions['cuda']}" if meant else ""
@@ -373,7 +366,9 @@ def check_device_code(
         faults += [] if gpus else [f"{partition.name}: the release is for none of its GPUs"]
         for label, gpu in gpus:
             where = f"{label} ({gpu.compute})"
-            verdicts = [(runs_on(codes, gpu.compute), path) for path, codes in objects.items()]
+            verdicts = [
+                (linked.runs_on(codes, gpu.compute), path) for path, codes in objects.items()
+            ]
             faults += [
                 f"{where}: {path.name} has {', '.join(objects[path])}"
                 for verdict, path in verdicts

@@ -32,13 +32,7 @@ from hpcdl.stack.release import MODULE, Release, ReleasePlan, digest, read_relea
 from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import gpus_of, needs_of, serves, wheel_sets
 from hpcdl.stack.spack_backend import environment as spacks
-from hpcdl.stack.spack_backend.environment import (
-    Lock,
-    Spack,
-    SpackEnvironment,
-    environment_of,
-    read_lock,
-)
+from hpcdl.stack.spack_backend.environment import Lock, Spack, SpackEnvironment, read_lock
 from hpcdl.stack.tree import build_slot, finish, new_tree, record_release, require_space, shortened
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import shared_lock, write_atomic
@@ -202,7 +196,7 @@ def plan_spack(
             hint="`backend: wheels` takes them; with Spack, add specs to an environment of your "
             "own",
         )
-    wanted = environment_of(site, request, names, request.name)
+    wanted = spacks.environment_of(site, request, names, request.name)
     if not alone:
         target = site.partition(names[0]).target
         wanted = replace(wanted, name=f"{request.name}-{wanted.variant}-{target}")
@@ -370,20 +364,6 @@ def _require_installed(
 
 
 _EXPORT = re.compile(r"^export (\w+)=(.*?);?$", re.MULTILINE)
-# The module says these itself, or they are for building and not for running.
-_NOT_OURS = {
-    "PATH",
-    "PYTHONPATH",
-    "MANPATH",
-    "CMAKE_PREFIX_PATH",
-    "PKG_CONFIG_PATH",
-    "ACLOCAL_PATH",
-    "XDG_DATA_DIRS",
-    "PROMPT",
-    "PS1",
-    "HOME",
-    "INFOPATH",
-}
 PackageRow = Mapping[str, Any]
 Inventory = Mapping[str, Any]
 _IMPORTS = {"jinja2": "py-jinja2", "yaml": "py-pyyaml", "shtab": "py-shtab", "numpy": "py-numpy"}
@@ -493,7 +473,11 @@ def module_environment(spack: Spack, root: Path) -> dict[str, Any]:
 def _settings(exports: str) -> Iterator[tuple[str, Any]]:
     for name, quoted in _EXPORT.findall(exports):
         value = "".join(shlex.split(quoted))
-        if name in _NOT_OURS or name.startswith(("SPACK", "HPCDL")) or not value:
+        if (
+            name in facts.load("spack")["no_module"]
+            or name.startswith(("SPACK", "HPCDL"))
+            or not value
+        ):
             continue
         parts = [part for part in value.split(":") if part]
         folders = all(part.startswith("/") for part in parts)
