@@ -20,7 +20,7 @@ from hpcdl.results.faults import FaultKind, JobFault
 from hpcdl.system.errors import BadInput
 
 INPUT_ALONE = (
-    'hpcdl data make photos photos --count "$1" --shards 8 >/dev/null '
+    'python -m hpcdl.examples.photographs photos --count "$1" --shards 8 >/dev/null '
     "&& exec hpcdl train --model hpcdl.examples.input_alone:network --data photos "
     '--batch-per-rank "$2" --steps "$3" --checkpoint-every 0'
 )

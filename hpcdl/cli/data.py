@@ -24,7 +24,7 @@ def _run(name: str, args: argparse.Namespace) -> ExitCode:
 
 @command("hpcdl data make digits DIR", partial(_arguments, "make"), changes=True)
 def _make(args: argparse.Namespace) -> ExitCode:
-    """Write TFRecords: handwritten digits, or generated photos."""
+    """Write TFRecords of handwritten digits."""
     return _run("make", args)
 
 

@@ -324,8 +324,8 @@ def require_data(program: Sequence[str]) -> None:
     for word in program:
         path = Path(word.removeprefix("--data="))
         if word.startswith("--data=/") and not path.exists():
-            made = path.name in {"digits", "photos"}
-            how = f"hpcdl data make {path.name} {path}" if made else "hpcdl data make --help"
+            made = path.name == "digits"
+            how = f"hpcdl data make digits {path}" if made else "hpcdl data inspect --help"
             raise ReframeError(f"there is no data set {path}; make it: `{how}`")
 
 

@@ -32,7 +32,7 @@ TRAIN = [*SHAPE.split(), "--deterministic"]
 @pytest.fixture(scope="module")
 def photos(train_python, tmp_path_factory):
     folder = tmp_path_factory.mktemp("photos") / "set"
-    Runs(train_python, folder.parent).data("make", "photos", folder, *PHOTOS)
+    Runs(train_python, folder.parent).photos(folder, *PHOTOS)
     return folder
 
 
@@ -103,13 +103,13 @@ def test_inspect_names_the_first_fault_of_each_shard(runs, photos, copied):
 
 
 def test_a_killed_make_leaves_nothing_and_again_it_ends_the_same(runs, photos):
-    words = ("make", "photos", "again", *PHOTOS)
-    argv = [runs.python, "-m", "hpcdl.train.data", *words, "--count=9000"]
-    process = subprocess.Popen(argv, cwd=runs.folder, env=environment())
+    argv = [runs.python, ROOT / "examples/photographs.py", "again", *PHOTOS, "--count=9000"]
+    env = environment() | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(argv, cwd=runs.folder, env=env)
     runs.wait_for(".hpcdl-scratch-*/again/train-00000*.tfrecord", ".")
     process.send_signal(signal.SIGKILL)
     process.wait()
-    runs.data(*words)
+    runs.photos("again", *PHOTOS)
     assert same_shards(photos, runs.folder / "again")
     assert [one.name for one in runs.folder.iterdir()] == ["again"]
     left = {one.name for one in (runs.folder / "again").iterdir() if one.suffix != ".tfrecord"}
@@ -182,12 +182,11 @@ def test_the_old_pipeline_trains_on_the_same_records(fed, runs, copied):
 
 def test_a_data_set_without_room_says_so_and_goes_on_with_more(runs, photos):
     disk = runs.folder / "small"
-    make = ("make", "photos", disk / "set", *PHOTOS)
     with small_disk(disk, "size=400k"):
-        runs.data(*make, code=3, says="cannot write")
+        runs.photos(disk / "set", *PHOTOS, code=3, says="cannot write")
         assert not (disk / "set").exists()
         subprocess.run(["mount", "-o", "remount,size=9m", disk], check=True)
-        runs.data(*make)
+        runs.photos(disk / "set", *PHOTOS)
         assert same_shards(photos, disk / "set")
 
 
@@ -251,7 +250,7 @@ def test_records_that_another_made_are_not_lost(runs, copied):
     says = "holds other records or files, which would be lost"
     runs.data("make", "digits", copied, code=2, says=says)
     (copied / "dataset.json").unlink()
-    runs.data("make", "photos", copied, *PHOTOS, code=2)
+    runs.photos(copied, *PHOTOS, code=2, says=says)
     assert {path.name for path in copied.iterdir()} == before.keys() - {"dataset.json"}
 
 

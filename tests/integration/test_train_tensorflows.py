@@ -94,7 +94,7 @@ def digits_reach_95_percent(runs, ranks, env):
 
 def findings_are_scored(runs, ranks, env):
     asked = "--count=32 --test=32 --shards=2 --size=64x64 --bytes=3500 --classes=findings"
-    runs.data("make", "photos", "chest", *asked.split())
+    runs.photos("chest", *asked.split())
     words = ("--model=chexnet", "--data=chest", "--global-batch=8", "--steps=2", *SMALL)
     done = runs.train(*words, ranks=ranks, job="chexnet-job", timeout=600, **env)
     assert done.result["parameters"] == 6968206

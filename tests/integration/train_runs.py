@@ -113,6 +113,16 @@ class Runs:
         )
         return self.end(process).must(code, *([says] if isinstance(says, str) else says))
 
+    def photos(self, folder, *words, code=0, says=()):
+        """Photographs, by the program in examples/."""
+        process = subprocess.Popen(
+            [self.python, ROOT / "examples/photographs.py", folder, *words],
+            cwd=self.folder,
+            env=environment() | {"PYTHONPATH": str(ROOT)},
+            **_PIPES,
+        )
+        return self.end(process).must(code, *([says] if isinstance(says, str) else says))
+
     def refused(self, *rows):
         """These command lines are refused in these words; one process takes them all."""
         data = ("--data", str(self.digits), "--job-dir")

@@ -1,9 +1,8 @@
-"""What `data make` keeps, and what it takes for its own; what a finding looks like."""
+"""What makers of data sets keep, and take for their own; what a finding looks like."""
 
 import io
 import json
 from contextlib import suppress
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -11,52 +10,58 @@ import pytest
 pytest.importorskip("numpy", reason="numpy comes with the stack")
 import numpy as np
 
+from examples.photographs import main, options, parts_of, request_of, stream, stripes
 from hpcdl.system.errors import BadInput
 from hpcdl.train.data import dataset, making
-from hpcdl.train.data.__main__ import main
 from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
-from hpcdl.train.data.photos import PhotoRequest, parts_of, stream, stripes
 
 ASKED = ("--count=8", "--test=4", "--shards=1", "--size=64x48", "--bytes=3500", "--classes=10")
+OTHERS = "count=9 test=0 classes=11 shards=2 size=48x64 bytes=5000 classes=findings"
 
 
 def photos(folder):
-    """A finished data set as `data make photos` with ASKED leaves it; its records are zeros."""
+    """A finished data set as the program with ASKED leaves it; its records are zeros."""
     splits = {}
     for split, count in (("train", 8), ("test", 4)):
         shard = Shard(f"{split}-00000-of-00001.tfrecord", count, count * 3500, "")
         (folder / shard.name).write_bytes(bytes(shard.bytes))
         splits[split] = (shard,)
-    asked = asdict(PhotoRequest(8, 4, 64, 48, 3500, 10, 1, 1))
+    asked = request_of(options([str(folder), *ASKED]))
     write_dataset(
         Dataset(folder, "photos", "jpeg", (48, 64, 3), 10, 255.0, splits, "classes", 1, asked)
     )
 
 
-OTHERS = "count=9 test=0 classes=11 shards=2 size=48x64 bytes=5000 classes=findings"
-
-
-def would(folder, capsys, *argv):
-    code = main(["make", "photos", str(folder), "--dry-run", *ASKED, *argv])
-    said = capsys.readouterr()
-    assert code == (2 if "which would be lost" in said.err else 0)
-    return "refused" if code else said.out.split()[1]
-
-
 def test_photos_that_were_asked_for_are_kept_where_that_is_known(tmp_path, capsys):
     photos(tmp_path)
-    assert json.loads((tmp_path / "dataset.json").read_text())["splits"]["test"]["examples"] == 4
-    assert would(tmp_path, capsys) == "keep"
-    assert would(tmp_path / "other", capsys) == "write"
+    main([str(tmp_path), *ASKED])
+    assert "8 to train, 4 to test" in capsys.readouterr().out
     made = tmp_path / "dataset.json"
     made.write_text(made.read_text().replace('"request"', '"other"'))
-    assert would(tmp_path, capsys) == "refused"
+    with pytest.raises(BadInput, match="would be lost"):
+        main([str(tmp_path), *ASKED])
 
 
 @pytest.mark.parametrize("argument", OTHERS.split())
-def test_other_photos_are_never_lost(tmp_path, argument, capsys):
+def test_other_photos_are_never_lost(tmp_path, argument):
     photos(tmp_path)
-    assert would(tmp_path, capsys, f"--{argument}") == "refused"
+    with pytest.raises(BadInput, match="would be lost"):
+        main([str(tmp_path), *ASKED, f"--{argument}"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("--size=big", "must be like 500x375"),
+        ("--size=9000x8", "at most 8000 pixels"),
+        ("--shards=0", "at least 1"),
+        ("--classes=cats", "a number or findings"),
+    ],
+)
+def test_photos_that_cannot_be_are_refused_with_what_can(tmp_path, argument, said, capsys):
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "new"), argument])
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["", "7", "[" * 100_000, '{"schema": 1, "classes": 1e999}'])
@@ -112,8 +117,7 @@ def test_every_finding_looks_different_is_seen_and_is_the_same_when_mirrored():
     assert spectra[0] == pytest.approx(spectra[1], abs=1e-2)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**31 - 1])
-def test_no_image_to_test_with_is_one_that_is_trained_on(seed):
-    request = PhotoRequest(40, 24, 64, 48, 3500, 10, shards=3, seed=seed)
-    numbers = [number for items, _ in parts_of(request).values() for number in items]
-    assert len({stream(seed, number).bytes(16) for number in numbers}) == len(numbers) == 64
+def test_no_image_to_test_with_is_one_that_is_trained_on():
+    asked = options(["photos", "--count=40", "--test=24", "--shards=3"])
+    numbers = [number for items, _ in parts_of(asked).values() for number in items]
+    assert len({stream(number).bytes(16) for number in numbers}) == len(numbers) == 64

@@ -8,21 +8,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
 from hpcdl.train.data.data_options import build_parser, labels_of
-from hpcdl.train.data.dataset import (
-    FILE,
-    Dataset,
-    load_dataset,
-    made_before,
-    require_room,
-    shard_files,
-)
+from hpcdl.train.data.dataset import FILE, load_dataset, made_before, require_room, shard_files
 from hpcdl.train.startup import import_tensorflow, this_place
 
-_SEED = 1
+_DIGITS = {"kind": "digits", "seed": 1}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -40,55 +32,26 @@ def main(argv: list[str] | None = None) -> int:
 
 def _make(args: argparse.Namespace) -> ExitCode:
     folder = Path(args.folder).absolute()
-    request = _asked(args)
-    existing = made_before(folder, request)
+    dataset = existing = made_before(folder, _DIGITS)
     if existing is None:
         require_room(folder)
     if args.dry_run:
         print(f"would {'keep' if existing else 'write'} the {args.kind} in {folder}")
         return ExitCode.OK
-    dataset = existing or _made(folder, args.kind, request)
+    if dataset is None:
+        _tensorflow()
+        from hpcdl.train.data.making import make_digits
+
+        dataset = make_digits(folder, _DIGITS)
     counts = {split: dataset.examples(split) for split in dataset.splits}
     if args.json:
-        values = {
-            "directory": str(folder),
-            "kind": dataset.kind,
-            "examples": counts,
-            "made": existing is None,
-        }
-        print(json.dumps(values, indent=2))
+        values = {"directory": str(folder), "kind": dataset.kind, "examples": counts}
+        print(json.dumps({**values, "made": existing is None}, indent=2))
     else:
         state = "there already" if existing else "made"
         named = ", ".join(f"{count:,} to {split}" for split, count in counts.items())
         print(f"{dataset.kind}: {named}; {state} in {folder}")
     return ExitCode.OK
-
-
-def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the records are made of, as JSON values: equal ones need no new records."""
-    if args.kind == "digits":
-        return {"kind": "digits", "seed": _SEED}
-    (width, height), (task, classes, _) = args.size, labels_of(args.classes)
-    return {
-        **{name: getattr(args, name) for name in ("count", "bytes", "shards")},
-        "seed": _SEED,
-        "test": round(args.test if args.test >= 1 else args.test * args.count),
-        "classes": classes,
-        "task": task,
-        "width": width,
-        "height": height,
-    }
-
-
-def _made(folder: Path, kind: str, request: dict[str, Any]) -> Dataset:
-    threads = _tensorflow()
-    if kind == "photos":
-        from hpcdl.train.data.photos import PhotoRequest, make_photos
-
-        return make_photos(folder, PhotoRequest(**request), threads)
-    from hpcdl.train.data.making import make_digits
-
-    return make_digits(folder, request, threads)
 
 
 def _inspect(args: argparse.Namespace) -> ExitCode:
@@ -99,15 +62,15 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
         raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
     dataset = load_dataset(folder) if described else None
     threads = _tensorflow()
-    from hpcdl.train.data.inspecting import index, inspect
+    from hpcdl.train.data.inspecting import as_text, index, inspect
     from hpcdl.train.data.pipeline import fault_of
 
     judge = partial(fault_of, dataset) if dataset and args.decode else None
     report = inspect(folder, threads, dataset, judge)
     if args.index:
         index(folder, report, *labels_of(args.classes))
-    print(json.dumps(report.as_json(), indent=2) if args.json else report.as_text())
-    return ExitCode.OK if report.sound else ExitCode.NO
+    print(json.dumps(report, indent=2) if args.json else as_text(report))
+    return ExitCode.OK if report["sound"] else ExitCode.NO
 
 
 def _tensorflow() -> int:

@@ -7,9 +7,8 @@ whose place in the file is in its message; what is behind it is not looked at.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,72 +32,42 @@ Judge = Callable[[bytes], str]
 """What is wrong with the content of a record; '' if nothing is."""
 
 
-@dataclass(frozen=True)
-class ShardReport:
-    """One shard: whole records, bytes, and the faults found."""
-
-    name: str
-    records: int
-    bytes: int
-    faults: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class DataReport:
-    """A directory of records. `missing` are shards that names or dataset.json promise."""
-
-    folder: Path
-    shards: tuple[ShardReport, ...]
-    missing: tuple[str, ...]
-
-    @property
-    def sound(self) -> bool:
-        """Return whether all is there and can be read."""
-        return not self.missing and not any(shard.faults for shard in self.shards)
-
-    def as_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        return {
-            "directory": str(self.folder),
-            "sound": self.sound,
-            "records": sum(shard.records for shard in self.shards),
-            "bytes": sum(shard.bytes for shard in self.shards),
-            "missing": list(self.missing),
-            "shards": [asdict(shard) for shard in self.shards],
-        }
-
-    def as_text(self) -> str:
-        """For people: faults first, the sum last."""
-        lines = [f"{name}: missing" for name in self.missing]
-        lines += [f"{shard.name}: {fault}" for shard in self.shards for fault in shard.faults]
-        faults = len(lines)
-        state = "all sound" if not faults else f"{faults} fault{'s' if faults > 1 else ''}"
-        sums = self.as_json()
-        records, size = sums["records"], sums["bytes"]
-        mean = f", {size / records / 1e3:,.1f} KB each" if records else ""
-        lines.append(
-            f"{len(self.shards)} shards, {records:,} records, {size / 1e6:,.1f} MB{mean}: {state}"
-        )
-        return "\n".join(lines)
-
-
 def inspect(
     folder: Path, threads: int, promised: Dataset | None = None, judge: Judge | None = None
-) -> DataReport:
-    """Look at every shard, `threads` at a time; `judge` looks into every record, too.
+) -> dict[str, Any]:
+    """Look at every shard, `threads` at a time; returns the report, as `--json` prints it.
 
-    What differs from the records that a dataset.json has `promised` is a fault.
+    `judge` looks into every record, too. What differs from the records that a dataset.json has
+    `promised` is a fault; without one, the numbers in the names say which shards there are.
     """
     files = shard_files(folder)
     shards = [one for split in promised.splits.values() for one in split] if promised else []
     wanted = {shard.name: shard.examples for shard in shards}
     with ThreadPoolExecutor(threads) as pool:
-        found = tuple(pool.map(partial(_look, judge=judge, wanted=wanted), files))
+        found = list(pool.map(partial(_look, judge=judge, wanted=wanted), files))
     absent = missing(files) | (wanted.keys() - {path.name for path in files})
-    return DataReport(folder, found, tuple(sorted(absent)))
+    return {
+        "directory": str(folder),
+        "sound": not absent and not any(shard["faults"] for shard in found),
+        "records": sum(shard["records"] for shard in found),
+        "bytes": sum(shard["bytes"] for shard in found),
+        "missing": sorted(absent),
+        "shards": found,
+    }
 
 
-def _look(path: Path, judge: Judge | None, wanted: dict[str, int]) -> ShardReport:
+def as_text(report: Mapping[str, Any]) -> str:
+    """The report for people: faults first, the sum last."""
+    shards, records, size = report["shards"], report["records"], report["bytes"]
+    lines = [f"{name}: missing" for name in report["missing"]]
+    lines += [f"{shard['name']}: {fault}" for shard in shards for fault in shard["faults"]]
+    state = f"{len(lines)} fault{'s' if len(lines) > 1 else ''}" if lines else "all sound"
+    mean = f", {size / records / 1e3:,.1f} KB each" if records else ""
+    sums = f"{len(shards)} shards, {records:,} records, {size / 1e6:,.1f} MB{mean}"
+    return "\n".join([*lines, f"{sums}: {state}"])
+
+
+def _look(path: Path, judge: Judge | None, wanted: dict[str, int]) -> dict[str, Any]:
     size, read, faults = path.stat().st_size, 0, []
     if not size:
         faults.append("the file is empty")
@@ -113,19 +82,18 @@ def _look(path: Path, judge: Judge | None, wanted: dict[str, int]) -> ShardRepor
     count = wanted.get(path.name, read)
     if not faults and read != count:
         faults.append(f"the file ends after {read:,} records, {FILE} promises {count:,}")
-    return ShardReport(path.name, read, size, tuple(faults))
+    return {"name": path.name, "records": read, "bytes": size, "faults": faults}
 
 
-def index(folder: Path, report: DataReport, task: str, classes: int, offset: int) -> None:
+def index(folder: Path, report: Mapping[str, Any], task: str, classes: int, offset: int) -> None:
     """Write dataset.json for a sound directory that has none; `validation` shards are `test`."""
-    if not report.sound:
-        raise BadInput(
-            f"{folder} is not sound, so it gets no {FILE}", details=report.as_text().splitlines()
-        )
+    if not report["sound"]:
+        details = as_text(report).splitlines()
+        raise BadInput(f"{folder} is not sound, so it gets no {FILE}", details=details)
     splits: dict[str, tuple[Shard, ...]] = {"train": ()}
-    for shard in report.shards:
-        split = "test" if shard.name.startswith(_FOR_TESTS) else "train"
-        described = describe_shard(folder / shard.name, shard.records)
+    for shard in report["shards"]:
+        split = "test" if shard["name"].startswith(_FOR_TESTS) else "train"
+        described = describe_shard(folder / shard["name"], shard["records"])
         splits[split] = (*splits.get(split, ()), described)
     shape = (224, 224, 3)
     write_dataset(Dataset(folder, "records", "jpeg", shape, classes, 255.0, splits, task, offset))

@@ -1,15 +1,13 @@
-"""Makes data sets: digits, and for photos.py photographs.
+"""Makes data sets; each is complete or absent.
 
-A maker says what each shard holds. They are written side by side in a directory of their own, which
-is renamed as a whole: a data set is complete or absent.
+Shards are written in a directory of their own, which is renamed as a whole.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ import tensorflow as tf
 from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import explain_os_errors
 from hpcdl.system.resources import scratch_directory
-from hpcdl.system.text import StatusLine
 from hpcdl.train.data.dataset import (
     Dataset,
     Shard,
@@ -36,7 +33,7 @@ Parts = Mapping[str, tuple[Sequence[Any], int]]
 
 
 def make_dataset(
-    dataset: Dataset, parts: Parts, record: Callable[[Any], bytes], threads: int
+    dataset: Dataset, parts: Parts, record: Callable[[Any], bytes], threads: int = 1
 ) -> Dataset:
     """Make the data set: all shards and dataset.json; returns it with its splits.
 
@@ -46,10 +43,16 @@ def make_dataset(
     folder = dataset.folder.resolve()
     with explain_os_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with scratch_directory(folder.parent) as aside:
+        with scratch_directory(folder.parent) as aside, ThreadPoolExecutor(threads) as pool:
             made = aside / folder.name
             made.mkdir()
-            splits = _write_shards(made, parts, record, threads)
+            splits = {}
+            for split, (items, shards) in parts.items():
+                of = min(max(1, shards), len(items))
+                paths = [made / f"{split}-{n:05d}-of-{of:05d}.tfrecord" for n in range(of)]
+                shares = [items[number::of] for number in range(of)]
+                splits[split] = tuple(pool.map(_write, paths, shares, [record] * of))
+            splits = {split: shards for split, shards in splits.items() if shards}
             write_dataset(replace(dataset, folder=made, splits=splits))
             if found := made_before(folder, dataset.request):  # of two at once the first is kept
                 return found
@@ -58,40 +61,14 @@ def make_dataset(
     return replace(dataset, splits=splits)
 
 
-def _write_shards(
-    folder: Path, parts: Parts, record: Callable[[Any], bytes], threads: int
-) -> dict[str, tuple[Shard, ...]]:
-    work = [
-        (split, folder / f"{split}-{number:05d}-of-{of:05d}.tfrecord", items[number::of])
-        for split, (items, shards) in parts.items()
-        for of in [min(max(1, shards), len(items))]
-        for number in range(of)
-    ]
-    with StatusLine(sys.stderr) as line, ThreadPoolExecutor(threads) as pool:
-        waiting = [pool.submit(_write, path, items, record) for _, path, items in work]
-        try:
-            for done, written in enumerate(as_completed(waiting), 1):
-                written.result()
-                line.show(f"{done} of {len(work)} shards are written")
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    splits: dict[str, tuple[Shard, ...]] = {}
-    for (split, *_), written in zip(work, waiting, strict=True):
-        splits[split] = (*splits.get(split, ()), written.result())
-    return splits
-
-
-def example(**features: bytes | int | Sequence[int] | str) -> bytes:
+def example(**features: bytes | int | Sequence[int]) -> bytes:
     """A serialized tf.train.Example; `__` in a name means `/`."""
     made = {name.replace("__", "/"): _feature(value) for name, value in features.items()}
     whole = tf.train.Example(features=tf.train.Features(feature=made))
     return bytes(whole.SerializeToString(deterministic=True))
 
 
-def _feature(value: bytes | int | Sequence[int] | str) -> Any:
-    if isinstance(value, str):
-        value = value.encode()
+def _feature(value: bytes | int | Sequence[int]) -> Any:
     if isinstance(value, bytes):
         return tf.train.Feature(bytes_list=tf.train.BytesList(value=[value]))
     numbers = [value] if isinstance(value, int) else list(value)
@@ -114,7 +91,7 @@ def _write(path: Path, items: Sequence[Any], record: Callable[[Any], bytes]) -> 
     return describe_shard(path, len(items))
 
 
-def make_digits(folder: Path, request: dict[str, Any], threads: int) -> Dataset:
+def make_digits(folder: Path, request: dict[str, Any]) -> Dataset:
     """Scikit-learn's 1,797 handwritten digits (8x8): UCI ML's optical recognition, test set.
 
     The split and the order are drawn from the seed; the same seed gives the same bytes. Raises
@@ -137,4 +114,4 @@ def make_digits(folder: Path, request: dict[str, Any], threads: int) -> Dataset:
     order = np.random.RandomState(request["seed"]).permutation(len(labels)).tolist()
     parts = {"train": (order[:-_TEST_DIGITS], 4), "test": (order[-_TEST_DIGITS:], 2)}
     dataset = Dataset(folder, "digits", "raw", (8, 8, 1), 10, 16.0, {}, request=request)
-    return make_dataset(dataset, parts, record, threads)
+    return make_dataset(dataset, parts, record)

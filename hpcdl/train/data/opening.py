@@ -67,7 +67,7 @@ def open_source(
     if dataset.task != task and ":" not in options.model:
         raise BadInput(
             f"the model {options.model} is for {task}, the data set's labels are {dataset.task}",
-            hint="--classes findings, or a number, of `hpcdl data make photos` makes either",
+            hint="`hpcdl data inspect --index --classes` says what they are",
         )
     if dataset.encoding == "raw":
         if options.image_size and dataset.shape[:2] != shape[:2]:

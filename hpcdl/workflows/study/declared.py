@@ -52,7 +52,7 @@ def values_of(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: made by `hpcdl data make KIND`, or one at `path` below the site's data."""
+    """A data set: made by `maker_of(kind)`, or one at `path` below the site's data."""
 
     kind: str = ""
     path: str = ""
@@ -60,8 +60,15 @@ class DataSet:
 
 
 def made(kind: str, options: str = "") -> DataSet:
-    """Return a data set that a job makes by `data make`; `options` are such as `count=100`."""
+    """Return a data set that a job makes: digits, or photos with options such as `count=100`."""
     return DataSet(kind, options=values_of(options))
+
+
+def maker_of(kind: str) -> tuple[str, ...]:
+    """Return the program that makes data sets of a kind; a directory and options follow."""
+    if kind == "photos":
+        return ("python", example("photographs.py"))
+    return ("hpcdl", "data", "make", kind)
 
 
 def given(path: str) -> DataSet:

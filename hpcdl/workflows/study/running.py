@@ -28,7 +28,7 @@ from hpcdl.system.files import last_text, locked, make_directory, process_fields
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import require_own
 from hpcdl.workflows.study.cells import StudyPlan, data_folder
-from hpcdl.workflows.study.declared import line_of
+from hpcdl.workflows.study.declared import line_of, maker_of
 from hpcdl.workflows.study.findings import Results, predict
 from hpcdl.workflows.study.measurements import (
     CellMeasured,
@@ -188,7 +188,7 @@ def make_data(plan: StudyPlan, name: str, modules: Modules) -> Iterator[str]:
         minutes=60,
         name="study-data",
         launcher="single",
-        program=("hpcdl", "data", "make", data.kind, str(folder), *options),
+        program=(*maker_of(data.kind), str(folder), *options),
     )
     submission = submit(plan.site, spec, modules[partition])
     ended = list(follow(submission))[-1]
