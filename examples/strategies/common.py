@@ -37,7 +37,7 @@ class Job:
     def loss_of(self, model: tf.keras.Model) -> tf.keras.losses.Loss:
         """Return the loss that fits the model's last activation and the labels."""
         outputs = tf.nest.flatten(model(self.recipe.example()))
-        return make_losses(self.options, model, outputs, self.source, self.source.task)
+        return make_losses(self.options, model, outputs, self.source)
 
     def batches(self, first: int = 0) -> tf.data.Dataset:
         """Return this worker's batches from step `first` to the end, as the model takes them."""

@@ -1,8 +1,7 @@
 """The small programs that measure a node or a network with what training uses.
 
 Checks run them on compute nodes, `python -m hpcdl.measure.NAME`; each writes a result.json in the
-shape of a training's, for checks, reports and people read one format: outcome, job, layout,
-release, samples, summary. Nothing imports them.
+shape of a training's, for checks, reports and people read one format.
 """
 
 from __future__ import annotations
@@ -22,22 +21,20 @@ from hpcdl.system.packages import nvidia_driver
 from hpcdl.train.result import job_of
 from hpcdl.train.startup import RankPlace, this_place
 
+WARMUP = 3
+"""Iterations that are left out."""
+
 
 def write_measurement(
-    kind: str,
-    hosts: Sequence[str],
-    *,
-    gpu_per_rank: int = 0,
-    versions: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any],
-    samples: Mapping[str, Any],
-    summary: Mapping[str, Any],
+    kind: str, hosts: Sequence[str], gpus: int, versions: Mapping[str, Any], **values: Any
 ) -> None:
     """Write result.json into HPCDL_JOB_DIR, else the current directory.
 
-    `hosts` has every rank's node, `summary` the metrics that checks read.
+    `hosts` has every rank's node, `gpus` those of a rank; `values` are its options, samples and
+    summary, whose metrics checks read.
     """
     nodes = list(dict.fromkeys(hosts))
+    layout = {"ranks": len(hosts), "nodes": nodes, "hosts": list(hosts), "gpu_per_rank": gpus}
     folder = Path(os.environ.get("HPCDL_JOB_DIR") or ".").absolute()
     RESULT.write(
         folder / RESULT.name,
@@ -46,17 +43,10 @@ def write_measurement(
             "outcome": outcome("completed"),
             "ended": time.time(),
             "job": job_of(os.environ),
-            "layout": {
-                "ranks": len(hosts),
-                "nodes": nodes,
-                "hosts": list(hosts),
-                "gpu_per_rank": gpu_per_rank,
-            },
+            "layout": layout,
             "release": os.environ.get("HPCDL_RELEASE"),
-            "versions": {**(versions or {}), "driver": nvidia_driver()},
-            "options": dict(options),
-            "samples": dict(samples),
-            "summary": dict(summary),
+            "versions": {**versions, "driver": nvidia_driver()},
+            **values,
         },
     )
 
@@ -83,3 +73,13 @@ def run_program(
             os._exit(int(error.exit_code))
         return int(error.exit_code)
     return 0
+
+
+def times_of(act: Callable[[], Any], repeats: int) -> list[float]:
+    """Seconds of each call of `act` after the warm-up."""
+    times = []
+    for _ in range(WARMUP + repeats):
+        start = time.perf_counter()
+        act()
+        times.append(time.perf_counter() - start)
+    return times[WARMUP:]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Iterator
 from itertools import permutations
 from statistics import median
@@ -17,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from hpcdl.measure import run_program, write_measurement
+from hpcdl.measure import WARMUP, run_program, times_of, write_measurement
 from hpcdl.system.amounts import positive
 from hpcdl.train.startup import RankPlace, import_tensorflow
 
-WARMUP = 3
 _GIGA, _MEGA = 1e9, 1_000_000
 Way = tuple[str, str, Callable[[], Any]]
 
@@ -37,27 +35,18 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
     ways = _between(tf, len(gpus), size) if gpus else _in_memory(size)
     rates: dict[str, dict[str, list[float]]] = {}
     for kind, name, copy in ways:
-        times = []
-        for _ in range(WARMUP + args.repeats):
-            start = time.perf_counter()
-            copy()
-            times.append(time.perf_counter() - start)
         rates.setdefault(kind, {})[name] = [
-            round(size / seconds / _GIGA, 4) for seconds in times[WARMUP:]
+            round(size / seconds / _GIGA, 4) for seconds in times_of(copy, args.repeats)
         ]
     summary = {kind: min(map(median, of.values())) for kind, of in rates.items()}
     best = {f"best_{kind}": min(map(max, of.values())) for kind, of in rates.items()}
     write_measurement(
         "copies",
         [place.host],
-        gpu_per_rank=len(gpus),
-        versions={"tensorflow": tf.__version__},
+        len(gpus),
+        {"tensorflow": tf.__version__},
         options={"bytes": size, "repeats": args.repeats, "warmup": WARMUP},
-        samples={
-            "gbs_by_way": {
-                name: way_rates for of in rates.values() for name, way_rates in of.items()
-            }
-        },
+        samples={"gbs_by_way": {name: way for of in rates.values() for name, way in of.items()}},
         summary={**summary, **best},
     )
     for kind, rate in summary.items():

@@ -16,11 +16,10 @@ import tensorflow as tf
 from hpcdl.system.errors import CheckFailed, HpcdlError
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.data.dataset import FINDINGS
-from hpcdl.train.fitting import Training, raw
+from hpcdl.train.fitting import Training, condemn, raw, save
 from hpcdl.train.models import random_states
 from hpcdl.train.startup import StartupClock
 from hpcdl.train.stop_signals import REQUEUE, STOP
-from hpcdl.train.training import condemn, save
 
 CALLBACK = 2.0**-10
 """What a rank whose callback wants to end adds to the stop requests: less than any signal."""
@@ -102,9 +101,8 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         shown = steps[:, :, 0].mean(axis=1)
         losses = np.where(np.isnan(shown), (logs or {}).get("loss", np.nan), shown).tolist()
         training.losses += losses
-        for done, loss in enumerate(losses):
-            training.loss = loss
-            _judge(training, training.step_number + done)
+        for number, loss in enumerate(losses, training.step_number):
+            _judge(training, loss, number)
         training.step_number += training.group
         training.watchdog.step(training.step_number)
         alone = training.ranks.size == 1
@@ -169,14 +167,14 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
         )
 
 
-def _judge(training: Training, number: int) -> None:
+def _judge(training: Training, loss: float, number: int) -> None:
     """Check the loss; a bad one invalidates the checkpoints of the steps before it.
 
     A step's loss is that of the weights before its update: a checkpoint is good when the next
     step's loss is.
     """
     try:
-        training.guard.check(training.loss, number + 1)
+        training.guard.check(loss, number + 1)
     except HpcdlError as fault:
         condemn(training, number - training.guard.patience)
         saved = checkpoints.describe_saved(training.checkpoints)

@@ -24,8 +24,11 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from hpcdl.system.errors import CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
+import hpcdl
+from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.train.checkpoint import describe_saved
+from hpcdl.train.data.source import unreadable
+from hpcdl.train.models import origin
 
 _EXPLODED = 1e4
 _GRACE = 5.0
@@ -57,11 +60,20 @@ class LossGuard:
             )
 
 
-def explain(fault: BaseException, batch: int, saved: str) -> HpcdlError | None:
-    """The error for a fault of others; None for our own.
+def explain(
+    fault: BaseException, batch: int, saved: str, *, training: bool = False
+) -> HpcdlError | None:
+    """The clear error for a fault of others; None for our own.
 
-    `batch` is that of each rank, `saved` what the run resumes from.
+    `batch` is that of each rank, `saved` what the run resumes from; `training`: Keras runs a user's
+    model, data and callbacks.
     """
+    if isinstance(fault, HpcdlError):
+        return fault
+    # What fails in a step names the operation that takes the next batch.
+    reading = isinstance(fault, tf.errors.OpError) and "IteratorGetNext" in str(fault)
+    if training and (reading or isinstance(fault, UnicodeDecodeError)):
+        return unreadable(fault)
     lines = str(fault).splitlines() or [""]
     full = any(os.strerror(number) in str(fault) for number in (errno.ENOSPC, errno.EDQUOT))
     if full:  # TensorFlow has one error for memory and disks
@@ -80,8 +92,26 @@ def explain(fault: BaseException, batch: int, saved: str) -> HpcdlError | None:
         message = "another rank has exited, so this one cannot continue"
         hint = "the first error in the log is the cause"
     else:
-        return None
+        return _of_users(fault) if training else None
     return MissingPrerequisite(message, details=[lines[0][:300]], hint=f"{hint}; {saved}")
+
+
+def _of_users(fault: BaseException) -> BadInput | None:
+    """The error for what a user's code raised, or Keras because of it; None for others."""
+    if isinstance(fault, tf.errors.OpError) or not isinstance(fault, Exception):
+        return None
+    *_, last = traceback.extract_tb(fault.__traceback__)
+    if not last.filename.startswith((sys.prefix, sys.base_prefix, *hpcdl.__path__)):
+        message = "code of the model, the data or a callback raised an error"
+        return BadInput(message, details=origin(fault))
+    if not isinstance(fault, (ValueError, TypeError, KeyError)):
+        return None
+    return BadInput(
+        "Keras cannot train this model on these data",
+        details=[*origin(fault), *str(fault).strip().splitlines()[-1:]],
+        hint="the model's outputs, the loss, the metrics and the labels must fit; "
+        "`model.fit` in plain Keras fails, too",
+    )
 
 
 class StepWatchdog:

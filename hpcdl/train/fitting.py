@@ -8,26 +8,23 @@ takes it (`DataSource.prepare`), and the time that a step waits for its batch.
 from __future__ import annotations
 
 import math
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-import hpcdl
-from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.train import keras_parts
+from hpcdl.system.errors import BadInput
+from hpcdl.train import checkpoint, keras_parts
 from hpcdl.train.averaging import ROWS, Board, distribute
-from hpcdl.train.checkpoint import Writer
-from hpcdl.train.data.source import DataSource, unreadable
+from hpcdl.train.data.source import DataSource
 from hpcdl.train.diagnostics import LossGuard, StepWatchdog
 from hpcdl.train.fused import fuse
-from hpcdl.train.models import ModelRecipe, origin, random_states
-from hpcdl.train.options import RunNumbers, TrainOptions, settings_of
+from hpcdl.train.models import ModelRecipe, random_states
+from hpcdl.train.options import SHORT_SCHEDULES, RunNumbers, TrainOptions, settings_of
 from hpcdl.train.ranks import Ranks
 from hpcdl.train.result import Reporter, Samples
 from hpcdl.train.stop_signals import StopSignals
@@ -49,8 +46,8 @@ class Training:
 
     `group` steps are run by one call from Python, `most` at most. `waited` is a variable: the
     seconds that steps have waited for their batches. `fused` layers of normalisation are one
-    operation. `step_number` steps are done; `loss` is the last one's, `losses` are those of all
-    steps of the run, earlier starts included.
+    operation. `step_number` steps are done; `losses` are those of all steps of the run, earlier
+    starts included.
     """
 
     options: TrainOptions
@@ -69,7 +66,6 @@ class Training:
     waited: Any = field(default_factory=lambda: tf.Variable(0.0, dtype=tf.float64, trainable=False))
     step_number: int = 0
     saved_at: int = -1
-    loss: float = math.nan
     losses: list[float] = field(default_factory=list)
     samples: Samples = field(default_factory=Samples)
     validations: list[dict[str, Any]] = field(default_factory=list)
@@ -79,7 +75,7 @@ class Training:
         options, rank = self.options, self.ranks.rank
         self.checkpoints = options.folder / "checkpoints"
         self.reporter = Reporter(options.folder, self.numbers.steps, silent=rank != 0)
-        self.writer = Writer(self.checkpoints, keep=3)
+        self.writer = checkpoint.Writer(self.checkpoints, keep=3)
         self.watchdog = StepWatchdog(self.checkpoints, rank, options.hang_limit)
         self.guard = LossGuard(patience=_FP16_PATIENCE if options.precision == "fp16" else 0)
 
@@ -91,6 +87,11 @@ class Training:
         it, rank 0 once merged its scores with ranks that were in the next step already.
         """
         return bool(self.options.callback)
+
+    @property
+    def loss(self) -> float:
+        """The last step's."""
+        return self.losses[-1] if self.losses else math.nan
 
     @property
     def variables(self) -> list[Any]:
@@ -213,8 +214,6 @@ def make_training(
     source: DataSource,
     ranks: Ranks,
     signals: StopSignals,
-    *,
-    task: str,
 ) -> Training:
     """Return the model, compiled, with the gradients of all ranks averaged."""
     model = recipe.build()
@@ -233,7 +232,7 @@ def make_training(
             keras_parts.check_labels(loss, spec)
     else:
         outputs = tf.nest.flatten(model(recipe.example()))
-        losses = keras_parts.make_losses(options, model, outputs, source, task)
+        losses = keras_parts.make_losses(options, model, outputs, source)
         optimizer = keras_parts.make_optimizer(options, numbers)
     most = _most_at_once(options, model, recipe, ranks, callbacks)
     clocked = not (options.deterministic or alone_xla or (most > 1 and ranks.size == 1))
@@ -241,13 +240,13 @@ def make_training(
     if own:
         model.jit_compile = alone_xla
     else:
-        findings = source.classes if source.own and task == "findings" else 0
+        findings = source.classes if source.task == "findings" else 0
         metrics = keras_parts.make_metrics(options, model, losses, findings)
         model.compile(optimizer, losses, metrics=metrics, jit_compile=alone_xla)
     optimizer.build(model.trainable_variables)
     # Such a loss compares a share for every class.
     shares = not own and type(losses).__name__.startswith("Categorical")
-    width = source.classes if source.own and task == "classes" and shares else 0
+    width = source.classes if source.own and source.task == "classes" and shares else 0
     _prepare_inputs(model, source, width)
     run = (options, numbers, ranks, recipe, source, signals)
     return Training(*run, model, board, callbacks, most, fused, weights)
@@ -317,34 +316,6 @@ def _most_at_once(
     return int(ranks.gather(most)[0])
 
 
-@contextmanager
-def clear_errors() -> Iterator[None]:
-    """Raise the clear error behind an error of TensorFlow or Keras that a user's parts caused."""
-    try:
-        yield
-    except (tf.errors.OpError, UnicodeDecodeError) as fault:
-        # What fails in a step names the operation that takes the next batch.
-        if isinstance(fault, UnicodeDecodeError) or "IteratorGetNext" in str(fault):
-            raise unreadable(fault) from fault
-        raise
-    except (HpcdlError, MemoryError):
-        raise
-    except Exception as fault:  # of a program's own code anything
-        *_, last = traceback.extract_tb(fault.__traceback__)
-        if not last.filename.startswith((sys.prefix, sys.base_prefix, *hpcdl.__path__)):
-            message = "code of the model, the data or a callback raised an error"
-            raise BadInput(message, details=origin(fault)) from fault
-        if not isinstance(fault, (ValueError, TypeError, KeyError)):
-            raise
-        where = [*origin(fault), *str(fault).strip().splitlines()[-1:]]
-        raise BadInput(
-            "Keras cannot train this model on these data",
-            details=where,
-            hint="the model's outputs, the loss, the metrics and the labels must fit; "
-            "`model.fit` in plain Keras fails, too",
-        ) from fault
-
-
 def broadcast(training: Training) -> None:
     """Give all ranks rank 0's variables; random states differ by rank, so that dropout does."""
     training.ranks.broadcast(training.variables)
@@ -356,3 +327,132 @@ def broadcast(training: Training) -> None:
                     + tf.one_hot(0, int(state.shape[0]), dtype=state.dtype)
                     * tf.cast(training.ranks.rank, state.dtype)
                 )
+
+
+# ---- checkpoints ----
+
+
+def condemn(training: Training, first: int) -> None:
+    """Set aside the checkpoints after `first` steps and later, on rank 0."""
+    if training.ranks.rank == 0:
+        training.writer.wait()
+        checkpoint.discard(training.checkpoints, first)
+
+
+def save(training: Training) -> float:
+    """Begin a checkpoint of the state now, on rank 0; returns the seconds that training waited."""
+    if training.saved_at == training.step_number:
+        return 0.0
+    start = time.perf_counter()
+    training.saved_at = training.step_number
+    if training.ranks.rank == 0:
+        meta = {
+            **identity_of(training),
+            "streams": training.source.streams,
+            "weights": len(training.model.weights),
+            "validations": training.validations,
+            "callbacks": {type(c).__name__: _state_of(c) for c in training.callbacks},
+        }
+        arrays = [variable.numpy() for variable in training.variables]  # copies
+        losses = np.array(training.losses)  # of ranks they have more bits than float32
+        state = checkpoint.Checkpoint(training.step_number, meta, (*arrays, losses))
+        training.writer.submit(state)
+    return time.perf_counter() - start
+
+
+def _state_of(callback: Any) -> dict[str, Any]:
+    """Return a callback's numeric state, such as the best value and its age."""
+    numbers = (bool, int, float, np.number)
+    return {
+        name: value.item() if isinstance(value, np.generic) else value
+        for name, value in vars(callback).items()
+        if isinstance(value, numbers) and not name.startswith("_")
+    }
+
+
+_IDENTITY = ("model", "seed", "loss", "optimizer", "lr_schedule", "precision")
+
+
+def identity_of(training: Training) -> dict[str, Any]:
+    """Return what must agree between a checkpoint and the run that resumes from it."""
+    options, numbers, source = training.options, training.numbers, training.source
+    return {
+        **{name: getattr(options, name) for name in _IDENTITY},
+        "settings": list(options.settings),
+        "lr": numbers.lr,
+        "data": source.digest,
+        "shape": list(source.shape),
+        "global_batch": numbers.global_batch,
+        "steps_per_epoch": numbers.steps_per_epoch,
+        **({"steps": numbers.steps} if options.lr_schedule in SHORT_SCHEDULES else {}),
+    }
+
+
+def resume(training: Training) -> None:
+    """Resume from the newest intact checkpoint, if any: rank 0 reads, or refuses, for all."""
+    state: tuple[int, int] | BadInput = 0, 0
+    ranks, source = training.ranks, training.source
+    if ranks.rank == 0:
+        try:
+            state = _restore(training)
+        except BadInput as refused:
+            state = refused
+    state = ranks.gather(state)[0]
+    if isinstance(state, BadInput):
+        raise state
+    step, streams = state
+    broadcast(training)
+    training.step_number = training.saved_at = training.samples.first_step = step
+    source.streams = streams or source.streams
+    if step:
+        training.reporter.say(f"resumed after step {step}")
+
+
+def _restore(training: Training) -> tuple[int, int]:
+    """Load the newest intact checkpoint into the variables; returns (step, streams), 0 for none."""
+    newest = checkpoint.newest(training.checkpoints, training.reporter.say)
+    if newest is None:
+        return 0, 0
+    _check_identity(training, newest)
+    streams = _streams_of(training, newest)
+    *arrays, losses = newest.arrays
+    for variable, array in zip(training.variables, arrays, strict=True):
+        variable.assign(tf.cast(array, variable.dtype))
+    training.losses = losses.tolist()
+    training.validations = list(newest.meta.get("validations", ()))
+    training.callback_states = dict(newest.meta.get("callbacks", {}))
+    return newest.step, streams
+
+
+def _streams_of(training: Training, newest: checkpoint.Checkpoint) -> int:
+    """The streams of a checkpoint's epoch, whose rest is what was not seen; 0 for any number."""
+    streams, ranks = int(newest.meta.get("streams", 0)), training.ranks.size
+    if streams % ranks == 0:
+        return streams
+    if training.numbers.position(newest.step)[1] == 0:
+        return 0
+    fitting = ", ".join(str(n) for n in range(1, streams + 1) if streams % n == 0)
+    raise BadInput(
+        f"{ranks} ranks cannot resume inside an epoch of {streams} interleaved shard streams",
+        hint=f"start one of {fitting} ranks, or resume from a checkpoint at an epoch's end",
+    )
+
+
+def _check_identity(training: Training, newest: checkpoint.Checkpoint) -> None:
+    other = [
+        f"{key}: {newest.meta[key]} in the checkpoint, {value} now"
+        for key, value in identity_of(training).items()
+        if newest.meta.get(key, value) != value
+    ]
+    variables = training.variables
+    shapes = [[tuple(each.shape) for each in some] for some in (newest.arrays[:-1], variables)]
+    if shapes[0] != shapes[1]:
+        there, now = (f"{len(some)} arrays of {sum(map(math.prod, some)):,}" for some in shapes)
+        other.append(f"{there} values in the checkpoint, {now} now")
+    if other:
+        raise BadInput(
+            f"the checkpoints in {training.checkpoints} are of another run",
+            details=other,
+            hint="use another --job-dir, or --fresh to start over; --weights CHECKPOINT starts "
+            "a new run from its weights",
+        )

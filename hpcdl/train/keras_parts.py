@@ -191,7 +191,7 @@ _FITS = {"Binary": "sigmoid", "Categorical": "softmax", "Sparse": "softmax"}
 
 
 def make_losses(
-    options: TrainOptions, model: Any, outputs: Sequence[Any], source: DataSource, task: str
+    options: TrainOptions, model: Any, outputs: Sequence[Any], source: DataSource
 ) -> Any:
     """Return the loss of every output, a list where there are several.
 
@@ -201,7 +201,7 @@ def make_losses(
     names = [name for name in (options.loss or "").split(",") if name]
     labels = tf.nest.flatten(source.label_spec)
     if not names:
-        names = [_usual_loss(labels[0], outputs, task)]
+        names = [_usual_loss(labels[0], outputs, source.task)]
     if len(names) != len(outputs):
         raise BadInput(
             f"the model has {len(outputs)} outputs, and --loss names {len(names)} losses",

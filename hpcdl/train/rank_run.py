@@ -19,22 +19,31 @@ from typing import Any
 import tensorflow as tf
 
 from hpcdl.results.records import RESULT, at, outcome
-from hpcdl.system.errors import BadInput, CheckFailed, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.system.trust import require_own
-from hpcdl.train import checkpoint, diagnostics
+from hpcdl.train import checkpoint
 from hpcdl.train.callbacks import Leave, Scores, Steps, areas_of, evaluate
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare
+from hpcdl.train.diagnostics import explain
 from hpcdl.train.exporting import check_outputs, export, load_weights
-from hpcdl.train.fitting import Training, broadcast, clear_errors, make_training
-from hpcdl.train.models import ModelRecipe, set_up_keras, takes_classes
+from hpcdl.train.fitting import Training, broadcast, condemn, make_training, resume
+from hpcdl.train.models import ModelRecipe, parameters_of, set_up_keras, takes_classes
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
 from hpcdl.train.ranks import Ranks
-from hpcdl.train.result import EXITS, job_of, summary_line, write_result
+from hpcdl.train.result import (
+    EXITS,
+    curve_of,
+    finite,
+    job_of,
+    nothing_measured,
+    summarize,
+    summary_line,
+    write_result,
+)
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
-from hpcdl.train.training import condemn, measured, resume
 
 _ENDED = ("completed", "missed-target")
 
@@ -64,7 +73,9 @@ class RankRun:
         except Interrupted:
             raise
         except BaseException as fault:
-            clear = self._clear(fault)
+            batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
+            saved = checkpoint.describe_saved(self.options.folder / "checkpoints")
+            clear = explain(fault, batch, saved, training=self.training is not None)
             message = clear.message if clear else repr(fault)
             with suppress(Exception):
                 if not self._is_anothers(fault):
@@ -107,8 +118,7 @@ class RankRun:
         ]
         status = "completed"
         try:
-            with clear_errors():
-                training.fit(training.step_number, callbacks)
+            training.fit(training.step_number, callbacks)
         except Leave as left:
             status = left.outcome
         training.writer.wait()
@@ -158,13 +168,6 @@ class RankRun:
             warning = f"{fault.message}: nothing keeps other runs out of {folder}"
             print(f"rank {self.ranks.rank}: {warning}", file=sys.stderr, flush=True)
 
-    def _clear(self, fault: BaseException) -> HpcdlError | None:
-        if isinstance(fault, HpcdlError):
-            return fault
-        batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
-        saved = checkpoint.describe_saved(self.options.folder / "checkpoints")
-        return diagnostics.explain(fault, batch, saved)
-
     def _prepare(self) -> Training:
         options, ranks = self.options, self.ranks
         if ranks.rank == 0:
@@ -181,12 +184,10 @@ class RankRun:
                 hint="draw random numbers from a seed, such as numpy.random.default_rng(1)",
             )
         self.clock.mark("data")
-        task = source.task if source.own else "classes"
-        check_target(options, task, tested=bool(source.tested))
+        check_target(options, source.task, tested=bool(source.tested))
         numbers = make_numbers(options, self.model, batch, source.steps_per_epoch)
         recipe = ModelRecipe(options.model, source.spec, source.classes, options.precision)
-        parts = (options, numbers, recipe, source, ranks, self.signals)
-        training = make_training(*parts, task=task)
+        training = make_training(options, numbers, recipe, source, ranks, self.signals)
         self.clock.mark("network")
         if options.fresh and ranks.rank == 0:
             checkpoint.start_over(training.checkpoints, os.environ, training.reporter.say)
@@ -210,9 +211,7 @@ class RankRun:
     def _score(self, training: Training) -> dict[str, float]:
         """The metrics on the test set."""
         training.watchdog.be_patient()
-        with clear_errors():
-            scores = evaluate(training)
-        if not scores:
+        if not (scores := evaluate(training)):
             return {}
         metrics = {"test_loss" if name == "loss" else name: v for name, v in scores.items()}
         metrics["test_images"] = float(training.source.tested)
@@ -274,9 +273,37 @@ class RankRun:
     def _write(
         self, status: str, message: str, code: int, metrics: dict[str, float]
     ) -> dict[str, Any]:
-        how = outcome(status, message, code)
-        numbers = measured(self.training, self.options, metrics)
-        place, options = self.place, self.options
-        return write_result(
-            options, place, self.clock, self.started, how, numbers, hosts=self.hosts
-        )
+        """Write result.json, with what was measured as far as a training came; its values."""
+        how, training = outcome(status, message, code), self.training
+        numbers = measured(training, metrics) if training else nothing_measured()
+        run = (self.options, self.place, self.clock, self.started)
+        return write_result(*run, how, numbers, hosts=self.hosts)
+
+
+def measured(training: Training, metrics: dict[str, float]) -> dict[str, Any]:
+    """Return the numbers of a run for result.json."""
+    samples, batch = training.samples, training.numbers.global_batch
+    before = RESULT.find(training.options.folder)
+    if not len(samples) and at(before, "steps", "done") == training.step_number:
+        samples.take(at(before, "samples"))  # scored again: what was measured stays
+    # The first call compiles.
+    summary = summarize(samples, max(training.options.warmup_steps, training.group))
+    if not training.board.clocked and "phases" in summary:
+        del summary["phases"]["update"]
+        if training.ranks.size > 1:  # one rank has none
+            del summary["phases"]["communication"]
+    spec = tf.nest.flatten(training.source.spec)[0]
+    if spec.shape.rank == 1 and spec.dtype.is_integer:  # an example is a sequence of tokens
+        tokens = summary["images_per_second"] * int(spec.shape[0])
+        summary["tokens_per_second"] = round(tokens, 1)
+    return {
+        "samples": samples.as_json(),
+        "summary": {**summary, "loss": finite(training.loss), "metrics": metrics},
+        "parameters": parameters_of(training.model),
+        "fused_layers": training.fused,
+        "batch_per_rank": batch // training.ranks.size,
+        "global_batch": batch,
+        "steps": {"done": training.step_number, "planned": training.numbers.steps},
+        "validations": training.validations,
+        "curve": curve_of(training.losses),
+    }

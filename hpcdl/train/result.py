@@ -180,8 +180,9 @@ def write_result(
     `how` is its outcome, `numbers` are what it measured; `hosts` has the node of each rank. One
     that a signal stopped before it had `begun` may have no TensorFlow.
     """
-    hosts = hosts or [place.host]
-    gpus = gpu_names() if begun else []
+    hosts = list(hosts) or [place.host]
+    nodes = list(dict.fromkeys(hosts))
+    gpus, versions = _devices_and_versions() if begun else ([], {})
     result = {
         "outcome": how,
         "started": started,
@@ -193,8 +194,16 @@ def write_result(
         "data": options.dataset or options.data,
         "options": {k: v for k, v in vars(options).items() if v is not None},
         "startup": {name: round(value, 3) for name, value in clock.parts.items()},
-        "layout": layout_of(place, hosts, max(place.size, len(hosts)), gpus),
-        "versions": versions_of() if begun else {},
+        "layout": {
+            "ranks": max(place.size, len(hosts)),
+            "nodes": nodes,
+            "ranks_per_node": [hosts.count(node) for node in nodes],
+            "cpus_per_rank": place.cpus,
+            "gpu_per_rank": len(gpus),
+            "gpu": next(iter(gpus), None),
+            "hosts": hosts,
+        },
+        "versions": versions,
         "strategy": "horovod" if place.size > 1 else "single",
         **numbers,
     }
@@ -205,51 +214,27 @@ def write_result(
     return result
 
 
+def _devices_and_versions() -> tuple[list[str | None], dict[str, str | None]]:
+    """The names of the GPUs that this rank uses, and the software that took part."""
+    import tensorflow as tf
+
+    details = tf.config.experimental.get_device_details
+    gpus = [details(gpu).get("device_name") for gpu in tf.config.get_visible_devices("GPU")]
+    loaded = {name: sys.modules.get(name) for name in ("tensorflow", "horovod", "numpy")}
+    return gpus, {
+        "hpcdl": __version__,
+        "python": platform.python_version(),
+        "keras": getattr(tf.keras, "__version__", None),
+        **{name: getattr(module, "__version__", None) for name, module in loaded.items()},
+        "kernel": platform.release(),
+        "driver": nvidia_driver(),
+    }
+
+
 def nothing_measured() -> dict[str, Any]:
     """Return the numbers of a run that never trained."""
     summary = {**summarize(Samples(), 0), "loss": None, "metrics": {}}
     return {"samples": Samples().as_json(), "summary": summary}
-
-
-def layout_of(
-    place: RankPlace, hosts: Sequence[str], ranks: int, gpus: Sequence[str | None]
-) -> dict[str, Any]:
-    """Where the ranks are; `hosts` has the node of each, `gpus` the names of this rank's."""
-    nodes = list(dict.fromkeys(hosts))
-    return {
-        "ranks": ranks,
-        "nodes": nodes,
-        "ranks_per_node": [list(hosts).count(node) for node in nodes],
-        "cpus_per_rank": place.cpus,
-        "gpu_per_rank": len(gpus),
-        "gpu": next(iter(gpus), None),
-        "hosts": list(hosts),
-    }
-
-
-def gpu_names() -> list[str | None]:
-    """The names of the GPUs that this rank uses."""
-    import tensorflow as tf
-
-    details = tf.config.experimental.get_device_details
-    return [details(gpu).get("device_name") for gpu in tf.config.get_visible_devices("GPU")]
-
-
-def versions_of() -> dict[str, str | None]:
-    """The software that took part."""
-    import tensorflow as tf
-
-    horovod = sys.modules.get("horovod")
-    return {
-        "hpcdl": __version__,
-        "python": platform.python_version(),
-        "tensorflow": tf.__version__,
-        "keras": getattr(tf.keras, "__version__", None),
-        "horovod": getattr(horovod, "__version__", None),
-        "numpy": getattr(sys.modules.get("numpy"), "__version__", None),
-        "kernel": platform.release(),
-        "driver": nvidia_driver(),
-    }
 
 
 # ---- progress ----
@@ -263,9 +248,6 @@ class Reporter:
 
     def __init__(self, folder: Path, steps: int, *, silent: bool) -> None:
         self._path = folder / PROGRESS.name
-        if not silent:
-            with explain_os_errors(folder):
-                folder.mkdir(parents=True, exist_ok=True)
         self._steps = steps
         self._silent = silent
         self._line_at = 0.0
@@ -273,6 +255,9 @@ class Reporter:
         self._images = 0  # since then
         self._rate = 0.0
         self._first: tuple[float, int] | None = None
+        if not silent:
+            with explain_os_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
 
     def step(self, step: int, epoch: int, loss: float, images: int) -> None:
         """After every step; `images` are those of all ranks in it."""
@@ -289,11 +274,11 @@ class Reporter:
             self._line_at = now
             self._show(step, epoch, loss)
 
-    def end(self, step: int, epoch: int, loss: float, outcome: str, reason: str = "") -> None:
+    def end(self, step: int, epoch: int, loss: float, status: str, reason: str = "") -> None:
         """The last state, whatever the intervals."""
         if not self._silent:
             self._show(step, epoch, loss)
-            self._write(step, epoch, loss, outcome, reason)
+            self._write(step, epoch, loss, status, reason)
 
     def say(self, text: str) -> None:
         """A line of its own."""
@@ -303,28 +288,22 @@ class Reporter:
     def _show(self, step: int, epoch: int, loss: float) -> None:
         pace = f"{self._rate:,.0f}" if self._rate >= 100 else f"{self._rate:.2f}"
         place = f"epoch {epoch + 1}  step {step}/{self._steps}  loss {loss:.4f}"
-        print(f"{place}  {pace} images/s" if self._rate else place, flush=True)
+        self.say(f"{place}  {pace} images/s" if self._rate else place)
 
-    def _write(self, step: int, epoch: int, loss: float, outcome: str, reason: str = "") -> None:
-        # Not synced, since the next one comes soon.
-        PROGRESS.write(
-            self._path,
-            {
-                "step": step,
-                "steps": self._steps,
-                "epoch": epoch,
-                "loss": loss,
-                "images_per_second": round(self._rate, 3),
-                "seconds_left": self._seconds_left(step),
-                "outcome": {"status": outcome, "reason": reason},
-                "time": time.time(),
-            },
-            sync=False,
-        )
-
-    def _seconds_left(self, step: int) -> float | None:
-        """By the pace since the first step, which is not counted because it compiles."""
-        if self._first is None or step <= self._first[1]:
-            return None
-        begun, first = self._first
-        return round((time.monotonic() - begun) / (step - first) * (self._steps - step), 1)
+    def _write(self, step: int, epoch: int, loss: float, status: str, reason: str = "") -> None:
+        now, left = time.monotonic(), None
+        # By the pace since the first step, which is not counted because it compiles.
+        if self._first and step > self._first[1]:
+            pace = (now - self._first[0]) / (step - self._first[1])
+            left = round(pace * (self._steps - step), 1)
+        values = {
+            "step": step,
+            "steps": self._steps,
+            "epoch": epoch,
+            "loss": loss,
+            "images_per_second": round(self._rate, 3),
+            "seconds_left": left,
+            "outcome": {"status": status, "reason": reason},
+            "time": time.time(),
+        }
+        PROGRESS.write(self._path, values, sync=False)  # the next one comes soon

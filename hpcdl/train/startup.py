@@ -4,14 +4,12 @@ Its place and its share of the node are read from the launcher's environment onl
 PMI), before any MPI call: thread counts and visible GPUs must be set before TensorFlow is imported.
 A batch script's own variables (SLURM_NTASKS without a step) do not count as ranks.
 
-The garbage collector rests while some 2,000 modules are imported. Threads, visible GPUs and
-logging are set before, because TensorFlow reads them once.
+Threads, visible GPUs and logging are set before the import, because TensorFlow reads them once.
 """
 
 from __future__ import annotations
 
 import atexit
-import gc
 import os
 import socket
 import sys
@@ -28,16 +26,11 @@ from hpcdl.system.errors import MissingPrerequisite
 from hpcdl.system.files import process_fields
 from hpcdl.system.resources import scratch_directory
 
-# (rank, size, local rank, local size) as each launcher names them; the first complete row wins.
+# Rank, size, local rank, local size as each launcher names them; the first complete row wins.
 _LAUNCHERS = (
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")],
+    ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
 )
 
 
@@ -106,34 +99,20 @@ class StartupClock:
     """Names the parts of a start-up; times in seconds, the first part begins with the process."""
 
     def __init__(self) -> None:
-        self._last = time.monotonic()
-        self.parts: dict[str, float] = {"python": _process_age()}
+        self._last = int(process_fields("self")[19]) / os.sysconf("SC_CLK_TCK")
+        self.parts: dict[str, float] = {}
+        self.mark("python")
 
     def mark(self, part: str) -> None:
         """End the part `part` now."""
-        now = time.monotonic()
-        self.parts[part] = self.parts.get(part, 0.0) + now - self._last
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.parts[part] = max(0.0, now - self._last)
         self._last = now
-
-    @property
-    def total(self) -> float:
-        """Seconds from the process's start to the last mark."""
-        return sum(self.parts.values())
 
     def line(self) -> str:
         """`start-up 2.9 s: python 0.1, tensorflow 1.8, ...`."""
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.parts.items())
-        return f"start-up {self.total:.1f} s: {parts}"
-
-
-def _process_age() -> float:
-    """Seconds since the kernel started this process (proc(5), field 22 of stat)."""
-    try:
-        ticks = int(process_fields("self")[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return max(0.0, uptime - ticks / os.sysconf("SC_CLK_TCK"))
+        return f"start-up {sum(self.parts.values()):.1f} s: {parts}"
 
 
 def _prepare_environment(place: RankPlace, *, onednn: bool) -> None:
@@ -176,7 +155,7 @@ def import_tensorflow(place: RankPlace, *, onednn: bool = False, xla: bool = Fal
         # Not Keras' jit_compile, which would put Horovod's operations into what XLA compiles.
         given = os.environ.get("TF_XLA_FLAGS", "")
         os.environ["TF_XLA_FLAGS"] = f"{given} --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit".strip()
-    with _quick_imports(), _calm_stderr():
+    with _calm_stderr():
         try:
             import tensorflow as tf
         except ImportError as fault:
@@ -193,17 +172,6 @@ def import_tensorflow(place: RankPlace, *, onednn: bool = False, xla: bool = Fal
         tf.config.set_visible_devices(mine, "GPU")
         tf.config.experimental.set_memory_growth(mine, True)
     return tf
-
-
-@contextmanager
-def _quick_imports() -> Iterator[None]:
-    """Let the collector rest; what was imported lives for ever and is never looked at again."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 @contextmanager

@@ -160,7 +160,7 @@ import json, sys
 import numpy as np
 from sklearn.metrics import roc_auc_score
 from hpcdl.train.program import prepare
-from hpcdl.train.training import resume
+from hpcdl.train.fitting import resume
 from hpcdl.train.stop_signals import StopSignals
 from hpcdl.train.options import parse
 from hpcdl.train.startup import this_place

@@ -260,7 +260,9 @@ def test_a_result_that_is_not_there_is_a_fault_of_its_kind(tmp_path):
 
 
 def test_a_measuring_program_writes_what_the_schema_says(tmp_path):
-    program = "from hpcdl.measure import write_measurement; write_measurement('copies', ['n'], "
+    program = (
+        "from hpcdl.measure import write_measurement; write_measurement('copies', ['n'], 0, {}, "
+    )
     program += "options={}, samples={}, summary={'host_to_host_gbs': 9.5})"
     where = {**os.environ, "HPCDL_JOB_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", program], env=where, check=True)

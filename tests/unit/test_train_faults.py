@@ -22,7 +22,7 @@ class Exhausted(Exception):
 
 
 def test_a_lack_of_memory_and_a_full_disk_are_told_apart(monkeypatch):
-    errors = SimpleNamespace(ResourceExhaustedError=Exhausted)
+    errors = SimpleNamespace(ResourceExhaustedError=Exhausted, OpError=Exhausted)
     monkeypatch.setattr(diagnostics, "tf", SimpleNamespace(errors=errors))
     error = explain(Exhausted("/job/events; No space left on device"), 96, "there is none yet")
     assert error is not None

@@ -10,10 +10,10 @@ import pytest
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.system.errors import BadInput, MissingPrerequisite  # noqa: E402
-from hpcdl.train import checkpoint, training  # noqa: E402
+from hpcdl.train import checkpoint, fitting  # noqa: E402
+from hpcdl.train.fitting import identity_of  # noqa: E402
 from hpcdl.train.options import RunNumbers, TrainOptions  # noqa: E402
 from hpcdl.train.result import curve_of  # noqa: E402
-from hpcdl.train.training import identity_of  # noqa: E402
 
 
 def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch):
@@ -58,16 +58,15 @@ def resumed(tmp_path, monkeypatch, step=3, streams=0, ranks=1, **changes):
             ranks=SimpleNamespace(rank=0, size=ranks, gather=lambda value: [value]),
             source=SimpleNamespace(streams=4, digest=options.get("data", "d"), shape=(8, 8, 3)),
             checkpoints=tmp_path,
-            loss=0.0,
             reporter=SimpleNamespace(say=print),
             samples=SimpleNamespace(),
         )
 
-    monkeypatch.setattr(training, "broadcast", lambda _: None)
-    meta = {**identity_of(run()), "last_loss": 1.0, "streams": streams}
+    monkeypatch.setattr(fitting, "broadcast", lambda _: None)
+    meta = {**identity_of(run()), "streams": streams}
     checkpoint.save(tmp_path, checkpoint.Checkpoint(step, meta, (np.zeros(step),)), keep=1)
     other = run(**changes)
-    training.resume(other)
+    fitting.resume(other)
     return other
 
 

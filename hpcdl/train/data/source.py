@@ -213,7 +213,7 @@ def read_raw(dataset: Dataset, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return images, np.asarray(parsed["image/class/label"])
 
 
-def unreadable(fault: Exception) -> BadInput:
+def unreadable(fault: BaseException) -> BadInput:
     """The error for data that raise while they are read."""
     why = "a record is no tf.Example" if isinstance(fault, UnicodeDecodeError) else reason(fault)
     return BadInput(
@@ -223,7 +223,7 @@ def unreadable(fault: Exception) -> BadInput:
     )
 
 
-def reason(fault: Exception) -> str:
+def reason(fault: BaseException) -> str:
     """Return what an error of TensorFlow says, in one line, without the places in its graphs."""
     lines = [_NODES.sub("", line).strip() for line in str(fault).splitlines()]
     reasons = [line for line in lines if line and not line.startswith(_PLACES)]
