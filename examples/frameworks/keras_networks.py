@@ -1,6 +1,6 @@
-"""AlexNet and GoogLeNet in Keras, which ships neither: what `hpcdl train --model alexnet` builds.
+"""What `hpcdl train --model` builds and Keras does not ship: a small network, AlexNet, GoogLeNet.
 
-Layer by layer as in torchvision, and as in the programs beside this one.
+The last two layer by layer as in torchvision, and as in the programs beside this one.
 """
 
 from typing import Any
@@ -11,6 +11,16 @@ from .harness import INCEPTIONS
 
 keras = tf.keras
 layers = keras.layers
+
+
+def mlp(shape: tuple[int, ...], classes: int) -> Any:
+    """Two hidden ReLU layers and linear logits, as in TensorFlow's first tutorials."""
+    hidden = [
+        layers.Dense(width, "relu", kernel_initializer="he_normal", name=f"hidden{number}")
+        for number, width in enumerate((128, 32))
+    ]
+    outputs = layers.Dense(classes, dtype="float32", name="logits")
+    return keras.Sequential([keras.Input(shape), layers.Flatten(), *hidden, outputs])
 
 
 def alexnet(shape: tuple[int, ...], classes: int) -> Any:

@@ -59,46 +59,28 @@ class Board:
 
 def distribute(optimizer: Any, ranks: Ranks, board: Board, *, compress: bool) -> None:
     """Let an optimizer of Keras average gradients over the ranks first, and fill the board."""
-    if hasattr(optimizer, "scale_loss"):
-        _distribute_keras_3(optimizer, ranks, board, compress)
-    else:
-        _distribute_keras_2(optimizer, ranks, board, compress)
-
-
-def _distribute_keras_3(optimizer: Any, ranks: Ranks, board: Board, compress: bool) -> None:
-    scale_loss, apply = optimizer.scale_loss, optimizer.apply
-
-    def noted(loss: Any) -> Any:
-        board.loss = loss
-        return scale_loss(loss)
-
-    def averaged(gradients: Any, variables: Any = None) -> None:
-        def act(reduced: list[Any]) -> Any:
-            apply(reduced, variables)
-            return optimizer.iterations
-
-        _reduced(list(gradients), ranks, board, compress, act)
-
-    optimizer.scale_loss, optimizer.apply = noted, averaged
-
-
-def _distribute_keras_2(optimizer: Any, ranks: Ranks, board: Board, compress: bool) -> None:
-    minimize, apply = optimizer.minimize, optimizer.apply_gradients
+    newer = hasattr(optimizer, "scale_loss")  # Keras 3; 2 gives pairs of gradient and variable
+    with_loss, with_gradients = (
+        ("scale_loss", "apply") if newer else ("minimize", "apply_gradients")
+    )
+    note, apply = getattr(optimizer, with_loss), getattr(optimizer, with_gradients)
 
     def noted(loss: Any, *arguments: Any, **named: Any) -> Any:
         board.loss = loss
-        return minimize(loss, *arguments, **named)
+        return note(loss, *arguments, **named)
 
-    def averaged(pairs: Any, *arguments: Any, **named: Any) -> None:
-        gradients, variables = zip(*pairs, strict=True)
+    def averaged(given: Any, *arguments: Any, **named: Any) -> None:
+        gradients, variables = (given, ()) if newer else zip(*given, strict=True)
 
         def act(reduced: list[Any]) -> Any:
-            apply(zip(reduced, variables, strict=True), *arguments, **named)
-            return variables[-1]
+            pairs = reduced if newer else zip(reduced, variables, strict=True)
+            apply(pairs, *arguments, **named)
+            return optimizer.iterations if newer else variables[-1]
 
         _reduced(list(gradients), ranks, board, compress, act)
 
-    optimizer.minimize, optimizer.apply_gradients = noted, averaged
+    setattr(optimizer, with_loss, noted)
+    setattr(optimizer, with_gradients, averaged)
 
 
 def _reduced(

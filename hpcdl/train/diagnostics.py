@@ -1,8 +1,5 @@
 """Turns what goes wrong inside a step into one clear error with what to do.
 
-A loss that is no number or explodes ends the run, and the checkpoints that hold what led to it are
-set aside.
-
 Ranks that wait for each other for ever are ended by a thread that watches the clock from their
 first meeting until the result is written. When its rank has got no further for the time allowed, it
 prints the stacks of all threads, waits until the others have done so, and ends the process with
@@ -13,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import faulthandler
-import math
 import os
 import sys
 import threading
@@ -25,39 +21,13 @@ from pathlib import Path
 import tensorflow as tf
 
 import hpcdl
-from hpcdl.system.errors import BadInput, CheckFailed, ExitCode, HpcdlError, MissingPrerequisite
+from hpcdl.system.errors import BadInput, ExitCode, HpcdlError, MissingPrerequisite
 from hpcdl.train.checkpoint import describe_saved
 from hpcdl.train.data.source import unreadable
 from hpcdl.train.models import origin
 
-_EXPLODED = 1e4
 _GRACE = 5.0
 _START = 600.0  # a rank opens its data and makes its network while others wait for it
-
-
-class LossGuard:
-    """Watches the loss; `patience` bad ones in a row are borne (a loss scale needs some)."""
-
-    def __init__(self, patience: int) -> None:
-        self.patience = patience
-        self._bad = 0
-        self._first: float | None = None
-
-    def check(self, loss: float, step: int) -> None:
-        """Look at a step's loss, the same on all ranks; CheckFailed: no number, or exploded."""
-        finite = math.isfinite(loss)
-        if finite and self._first is None:
-            self._first = max(abs(loss), 1.0)
-        if finite and abs(loss) < _EXPLODED * (self._first or 1.0):
-            self._bad = 0
-            return
-        self._bad += 1
-        if self._bad > self.patience:
-            what = "is not a number" if not finite else f"has exploded to {loss:.3g}"
-            raise CheckFailed(
-                f"the loss {what} at step {step}",
-                hint="a smaller --lr, or --set optimizer.global_clipnorm=1.0",
-            )
 
 
 def explain(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.train import checkpoint, keras_parts
 from hpcdl.train.averaging import ROWS, Board, distribute
 from hpcdl.train.data.source import DataSource
-from hpcdl.train.diagnostics import LossGuard, StepWatchdog
+from hpcdl.train.diagnostics import StepWatchdog
 from hpcdl.train.fused import fuse
 from hpcdl.train.models import ModelRecipe, random_states
 from hpcdl.train.options import SHORT_SCHEDULES, RunNumbers, TrainOptions, settings_of
@@ -36,8 +36,6 @@ _AT_ONCE = 0.25
 """Seconds of the forward passes of one call: signals wait for its end."""
 _CALLS = 8
 """Of a run at least: the first compiles, and is left out of what is measured."""
-_FP16_PATIENCE = 15
-"""fp16 skips bad steps and halves its scale: fifteen in a row reach a scale of 1."""
 
 
 @dataclass
@@ -77,7 +75,6 @@ class Training:
         self.reporter = Reporter(options.folder, self.numbers.steps, silent=rank != 0)
         self.writer = checkpoint.Writer(self.checkpoints, keep=3)
         self.watchdog = StepWatchdog(self.checkpoints, rank, options.hang_limit)
-        self.guard = LossGuard(patience=_FP16_PATIENCE if options.precision == "fp16" else 0)
 
     @property
     def has_callbacks(self) -> bool:
@@ -112,14 +109,22 @@ class Training:
         self.group = group_of(pieces, self.numbers.checkpoint_every, most)
         _set_steps_per_execution(model, self.group)
         callback_list = tf.keras.callbacks.CallbackList(callbacks, add_history=True, model=model)
-        finalize = _once_only(callback_list, model)
+        # One beginning and one end for all pieces: Keras would restart EarlyStopping at each, and
+        # put averaged weights in place.
+        begin, end, last = callback_list.on_train_begin, callback_list.on_train_end, [None]
+        callback_list.on_train_begin = lambda logs=None: None
+        callback_list.on_train_end = lambda logs=None: last.append(logs)
+        finalize = getattr(model.optimizer, "finalize_variable_values", None)
+        if finalize:
+            model.optimizer.finalize_variable_values = lambda variables: None
         for piece in pieces:
-            data = self._batches(piece.first, piece.last)
             callback_list.set_params(
                 {"verbose": 0, "epochs": pieces[-1].epochs, "steps": piece.steps}
             )
+            if piece is pieces[0]:
+                begin()
             model.fit(
-                data,
+                self._batches(piece.first, piece.last),
                 initial_epoch=piece.epoch,
                 epochs=piece.epochs,
                 steps_per_epoch=piece.steps,
@@ -130,7 +135,9 @@ class Training:
             )
             if model.stop_training:
                 break
-        finalize()
+        if finalize:
+            finalize(model.trainable_variables)
+        end(last[-1])
 
     def _batches(self, first: int, last: int) -> Any:
         data = self.source.steps(first, last)
@@ -164,34 +171,6 @@ def pieces_of(first: int, last: int, per_epoch: int) -> Iterator[Piece]:
             end, epochs = min(last, (epoch + 1) * per_epoch), epoch + 1
         yield Piece(first, end, epoch, epochs, min(per_epoch, end - first))
         first = end
-
-
-def _once_only(callbacks: Any, model: Any) -> Callable[[], None]:
-    """Let callbacks see one beginning and one end of training, and Keras finalize once.
-
-    Returns what does the end. Keras would restart EarlyStopping, and put averaged weights in
-    place, at each piece.
-    """
-    begin, end = callbacks.on_train_begin, callbacks.on_train_end
-    finalize = getattr(model.optimizer, "finalize_variable_values", None)
-    last: list[Any] = [None]
-
-    def once(logs: Any = None) -> None:
-        callbacks.on_train_begin = lambda logs=None: None
-        begin(logs)
-
-    def keep(logs: Any = None) -> None:
-        last[0] = logs
-
-    def finish() -> None:
-        if finalize:
-            finalize(model.trainable_variables)
-        end(last[0])
-
-    callbacks.on_train_begin, callbacks.on_train_end = once, keep
-    if finalize:
-        model.optimizer.finalize_variable_values = lambda variables: None
-    return finish
 
 
 def timed(data: Any, waited: Any) -> Any:

@@ -109,8 +109,6 @@ def _builder(name: str) -> Callable[..., Any]:
         return lambda shape, classes: application(
             weights=None, input_shape=shape, classes=classes, classifier_activation=None
         )
-    if row["builder"] == "mlp":
-        return mlp
     builder: Callable[..., Any] = getattr(_networks(), row["builder"])
     return builder
 
@@ -174,14 +172,3 @@ def user_function(option: str, named: str) -> Callable[..., Any]:
             hint="package.module:function, importable from the current directory or PYTHONPATH",
         ) from fault
     return function
-
-
-def mlp(shape: tuple[int, ...], classes: int) -> Any:
-    """Two hidden ReLU layers and linear logits, as in TensorFlow's first tutorials."""
-    layers = tf.keras.layers
-    hidden = [
-        layers.Dense(width, "relu", kernel_initializer="he_normal", name=f"hidden{number}")
-        for number, width in enumerate((128, 32))
-    ]
-    outputs = layers.Dense(classes, dtype="float32", name="logits")
-    return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(), *hidden, outputs])

@@ -119,27 +119,46 @@ def _arrays(named: str, split: str, part: Any) -> tuple[Any, ...]:
             raise ValueError("it is not (inputs, labels) or (inputs, labels, weights)")
         # A list of numbers is an array, a tuple or dict of arrays a structure.
         given = [np.asarray(each) if isinstance(each, list) else each for each in part]
-        arrays = tuple(tf.nest.map_structure(_array, each) for each in given)
+        arrays = _usual(*(tf.nest.map_structure(_array, each) for each in given), batch=1)
         lengths = [len(values) for values in tf.nest.flatten(arrays)]
         if len(set(lengths)) > 1:
             raise ValueError(f"{lengths[0]} inputs, but {lengths[-1]} labels")
     except (TypeError, ValueError) as fault:
         raise BadInput(f"--dataset {named}, '{split}': {fault}", hint=_CONTRACT) from fault
-    # A column of labels is one label each: as Keras' own data sets have them.
-    column = isinstance(arrays[1], np.ndarray) and arrays[1].shape[1:] == (1,)
-    if column and arrays[1].dtype.kind == "i":
-        arrays = (arrays[0], arrays[1][:, 0], *arrays[2:])
     return arrays
 
 
 def _array(values: Any) -> Any:
-    """Floats as float32; integers as int64, but bytes of pixels as float32."""
     array = np.asarray(values)
     if array.dtype.kind not in "biuf" or array.ndim == 0:
         raise ValueError(f"{array.dtype} is not numbers")
-    pixels = array.dtype == np.uint8 and array.ndim > 2
-    integer = array.dtype.kind in "iu" and not pixels
-    return array.astype(np.int64 if integer else np.float32, copy=False)
+    return array
+
+
+def _usual(inputs: Any, labels: Any, *weights: Any, batch: int = 0) -> tuple[Any, ...]:
+    """Return an example, or arrays of them with `batch` 1, in the types that training takes.
+
+    Integers are int64, but bytes of pixels float32 as all other numbers. A column of labels is one
+    label each, as Keras' own data sets have them.
+    """
+
+    def typed(values: Any, *, pixels: bool = False) -> Any:
+        kind = tf.as_dtype(values.dtype)
+        if kind == tf.string:
+            return values
+        pixels = pixels and kind == tf.uint8 and len(values.shape) > batch
+        usual = tf.int64 if kind.is_integer and not pixels else tf.float32
+        return values.astype(usual.as_numpy_dtype, copy=False) if batch else tf.cast(values, usual)
+
+    def label(values: Any) -> Any:
+        column = tf.as_dtype(values.dtype).is_integer and values.shape[batch:] == (1,)
+        return typed(values[..., 0] if column else values)
+
+    return (
+        tf.nest.map_structure(lambda values: typed(values, pixels=True), inputs),
+        tf.nest.map_structure(label, labels),
+        *(tf.nest.map_structure(typed, each) for each in weights),
+    )
 
 
 def _classes(labels: Any) -> int:
@@ -170,7 +189,7 @@ class UserPipeline(DataSource):
         self._named = named
         self._share = share
         self.digest = named
-        self._parts = {split: part.map(_elements) for split, part in parts.items()}
+        self._parts = {split: part.map(_usual) for split, part in parts.items()}
         try:
             self.spec, self.label_spec, *_ = self._parts["train"].element_spec
             for spec in tf.nest.flatten((self.spec, self.label_spec)):
@@ -248,20 +267,3 @@ class UserPipeline(DataSource):
         if not self.tested:
             return None
         return self._parts["test"].shard(share.ranks, share.rank).batch(share.per_rank)
-
-
-def _elements(*parts: Any) -> Any:
-    """As those of arrays: pixels, bytes, become float32; a column of labels is one label each."""
-
-    def number(values: Any) -> Any:
-        pixels = values.dtype == tf.uint8 and values.shape.rank != 0
-        return tf.cast(values, tf.float32) if pixels else values
-
-    inputs, labels, *weights = parts
-    labels = tf.nest.map_structure(
-        lambda y: y[0] if y.shape == (1,) and y.dtype.is_integer else y, labels
-    )
-    labels = tf.nest.map_structure(
-        lambda y: tf.cast(y, tf.int64) if y.dtype.is_integer else y, labels
-    )
-    return (tf.nest.map_structure(number, inputs), labels, *weights)

@@ -142,7 +142,14 @@ class RecordSource(DataSource):
         share = self._share
         mine, block = self.streams // share.ranks, share.global_batch // self.streams
         length = self.steps_per_epoch * block
-        paths, spans = self._queues(epoch, length)
+        files, parts = self._dataset.files("train"), self._dataset.splits["train"]
+        shards = [(path, part.examples) for path, part in zip(files, parts, strict=True)]
+
+        def units(epoch: Any, number: Any) -> Any:
+            queues = interleave_shards(shards, self.streams, length, share.seed, int(epoch))
+            row = queues[share.rank * mine + int(number)]
+            paths = np.array([os.fsencode(unit.path) for unit in row])
+            return paths, np.array([(unit.skip, unit.count) for unit in row], np.int64)
 
         # By seed, epoch and number of the stream over all ranks.
         first_seed = (share.seed * 1_000_003 + epoch) * _MOST_STREAMS + share.rank * mine
@@ -152,11 +159,16 @@ class RecordSource(DataSource):
             return records.skip(span[0]).take(span[1])
 
         def stream(number: Any) -> Any:
-            units = tf.data.Dataset.from_tensor_slices((paths[number], spans[number]))
-            mixed = units.flat_map(read).shuffle(
-                max(block, _MIXED // self.streams),
-                seed=first_seed + number,
-                reshuffle_each_iteration=False,
+            paths, spans = tf.numpy_function(units, [epoch, number], (tf.string, tf.int64))
+            paths, spans = tf.ensure_shape(paths, (None,)), tf.ensure_shape(spans, (None, 2))
+            mixed = (
+                tf.data.Dataset.from_tensor_slices((paths, spans))
+                .flat_map(read)
+                .shuffle(
+                    max(block, _MIXED // self.streams),
+                    seed=first_seed + number,
+                    reshuffle_each_iteration=False,
+                )
             )
             # A shard with fewer records than promised is an error on this rank, no hang of all.
             whole = mixed.apply(tf.data.experimental.assert_cardinality(length))
@@ -169,30 +181,6 @@ class RecordSource(DataSource):
             deterministic=True,
             num_parallel_calls=min(mine, max(2, self._threads)),
         )
-
-    def _queues(self, epoch: Any, length: int) -> tuple[Any, Any]:
-        """Return paths and spans of an epoch's units, a row for each of this rank's streams."""
-        share = self._share
-        mine = self.streams // share.ranks
-        shards = [
-            (self._dataset.folder / shard.name, shard.examples)
-            for shard in self._dataset.splits["train"]
-        ]
-
-        def units(number: Any) -> Any:
-            rows = interleave_shards(shards, self.streams, length, share.seed, int(number))
-            rows = rows[share.rank * mine :][:mine]
-            flat = [unit for row in rows for unit in row]
-            paths = np.array([os.fsencode(unit.path) for unit in flat])
-            spans = np.array([(unit.skip, unit.count) for unit in flat], np.int64)
-            return paths, spans, np.array([len(row) for row in rows], np.int64)
-
-        kinds = (tf.string, tf.int64, tf.int64)
-        paths, spans, lengths = tf.numpy_function(units, [epoch], kinds)
-        paths, spans = tf.ensure_shape(paths, (None,)), tf.ensure_shape(spans, (None, 2))
-        lengths = tf.ensure_shape(lengths, (mine,))
-        rows = tf.RaggedTensor.from_row_lengths
-        return rows(paths, lengths), rows(spans, lengths)
 
     def _training_part(self, epoch: Any, numbered: tuple[Any, Any]) -> tuple[Any, Any]:
         share, (local, serialized) = self._share, numbered
