@@ -13,15 +13,8 @@ from hpcdl.cli.framework import command, the_site
 from hpcdl.system.errors import ExitCode, HpcdlError, MissingPrerequisite
 
 
-def launch(package: str, argv: list[str], args: argparse.Namespace) -> ExitCode:
-    """Run `python -m PACKAGE ARGUMENTS` where TensorFlow is: in this process, else in a release."""
-    # The process that is to be replaced has imported nothing heavy; nor does the search.
-    if find_spec("tensorflow") is not None:
-        return ExitCode(import_module(f"{package}.__main__").main(argv))
-    return _in_release(package, argv, args)
-
-
-def _in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoReturn:
+def in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoReturn:
+    """Go on as `python -m PACKAGE ARGUMENTS` of the published release, which has TensorFlow."""
     from hpcdl.stack.release import current_release
     from hpcdl.system.run import module_argv
 
@@ -69,7 +62,10 @@ def _train(args: argparse.Namespace) -> ExitCode:
 
     options = from_namespace(args)
     facts_of(options.model)  # a misspelt model is told before TensorFlow is looked for
-    return launch("hpcdl.train", to_argv(options), args)
+    # A process that is to be replaced has imported nothing heavy; nor does the search.
+    if find_spec("tensorflow") is None:
+        in_release("hpcdl.train", to_argv(options), args)
+    return ExitCode(import_module("hpcdl.train.__main__").main(to_argv(options)))
 
 
 COMMAND = _train

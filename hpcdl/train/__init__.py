@@ -3,7 +3,7 @@
 It is launched (`hpcdl train`, `python -m hpcdl.train`); of the other layers only cli/train and
 cli/data import it, and only the declarations of options. `program` is one rank from its arguments
 to its exit code: `options` says what is asked, `startup` where this process stands among the
-ranks, `ranks` joins them. `rank_run` is one run: `models` and `data` give the network and its
-input, `fitting` the compiled model and `fit`, `averaging` the optimizer that averages, `callbacks`
-times, checkpoints and signals, `training` what has been done and how it resumes.
+ranks, `ranks` joins them and averages. `rank_run` is one run: `models` and `data` give the network
+and its input, `fitting` the compiled model, `fit` and how it resumes, `callbacks` times,
+checkpoints and signals.
 """

@@ -2,7 +2,7 @@
 
 `Scores` is the first callback and `Steps` the last: so users' callbacks get logs that are the same
 on all ranks, with Keras' names (`loss`, `val_loss`), and a checkpoint holds what they have changed.
-Ranks decide nothing alone: stop requests are summed with the gradients (averaging.py).
+Ranks decide nothing alone: stop requests are summed with the gradients (ranks.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run as `keras.Model.fit` has it: the compiled model, its data, and how many steps per call.
 
 Nothing of a step is done here: Keras computes losses, gradients and updates. What is added is the
-average over the ranks (averaging.py), what a batch goes through on the device before the model
+average over the ranks (ranks.py), what a batch goes through on the device before the model
 takes it (`DataSource.prepare`), and the time that a step waits for its batch.
 """
 
@@ -19,13 +19,11 @@ import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
 from hpcdl.train import checkpoint, keras_parts
-from hpcdl.train.averaging import ROWS, Board, distribute
 from hpcdl.train.data.source import DataSource
 from hpcdl.train.diagnostics import StepWatchdog
-from hpcdl.train.fused import fuse
 from hpcdl.train.models import ModelRecipe, random_states
 from hpcdl.train.options import SHORT_SCHEDULES, RunNumbers, TrainOptions, settings_of
-from hpcdl.train.ranks import Ranks
+from hpcdl.train.ranks import ROWS, Board, Ranks, distribute
 from hpcdl.train.result import Reporter, Samples
 from hpcdl.train.stop_signals import StopSignals
 
@@ -197,7 +195,9 @@ def make_training(
     """Return the model, compiled, with the gradients of all ranks averaged."""
     model = recipe.build()
     keras_parts.check_layers(model, ranks.size)
-    fused = fuse(model) if settings_of(options.settings, "fit").get("fused", True) else 0
+    fused = (
+        keras_parts.fuse(model) if settings_of(options.settings, "fit").get("fused", True) else 0
+    )
     # By the model's own function; the second is Keras 2's.
     own = bool(getattr(model, "compiled", getattr(model, "_is_compiled", False)))
     keras_parts.check_settings(options, compiled=own)

@@ -1,7 +1,7 @@
 """One rank of a training run, from its arguments to its exit code.
 
 The order is dictated by cost and by what must come first: place among the ranks, environment,
-TensorFlow, Horovod, and then the run itself (run.py).
+TensorFlow, Horovod, and then the run itself (rank_run.py).
 """
 
 from __future__ import annotations

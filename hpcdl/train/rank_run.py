@@ -27,9 +27,16 @@ from hpcdl.train.callbacks import Leave, Scores, Steps, areas_of, evaluate
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare
 from hpcdl.train.diagnostics import explain
-from hpcdl.train.exporting import check_outputs, export, load_weights
 from hpcdl.train.fitting import Training, broadcast, condemn, make_training, resume
-from hpcdl.train.models import ModelRecipe, parameters_of, set_up_keras, takes_classes
+from hpcdl.train.models import (
+    ModelRecipe,
+    check_outputs,
+    export,
+    load_weights,
+    parameters_of,
+    set_up_keras,
+    takes_classes,
+)
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
 from hpcdl.train.ranks import Ranks
 from hpcdl.train.result import (

@@ -143,14 +143,14 @@ def struck_training(bench):
         bench.tally.note = "there is no Python with TensorFlow (HPCDL_TEST_PYTHON)"
         return
     data = bench.home / "digits"
-    make = [str(python), "-m", "hpcdl.train.data", "make", "digits", str(data)]
+    make = [str(python), "-m", "hpcdl", "data", "make", "digits", str(data)]
     job = bench.home / "job"
     options = f"--job-dir {job} --model mlp --data {data} --epochs 4 --checkpoint-every 20"
     train = [str(python), "-m", "hpcdl.train", *options.split()]
     bench.must((done := bench.run(make)).ok, str(done))
     sound = _inspected(bench, python, data)
-    for name, turn in bench.turns(make[2], train[2]):
-        words, made = (make, data) if name == make[2] else (train, job)
+    for name, turn in bench.turns("make", "train"):
+        words, made = (make, data) if name == "make" else (train, job)
         clear = partial(shutil.rmtree, made, ignore_errors=True)
         what = bench.strike(name, turn, words, made, clear, 300)
         again = bench.run(words, seconds=300)
@@ -162,7 +162,7 @@ def struck_training(bench):
 
 
 def _inspected(bench, python, data):
-    return bench.run([python, "-m", "hpcdl.train.data", "inspect", str(data), "--json"]).out
+    return bench.run([python, "-m", "hpcdl", "data", "inspect", str(data), "--json"]).out
 
 
 def demo(bench):

@@ -138,10 +138,7 @@ FILES = {
     "results/lacks.jsonl": '{"schema": 1, "check": "c"}\n',
     "results/head.csv": "check,case\na,b\n",
     "data-none/x": "",
-    "data-cut/dataset.json": "{",
-    "data-later/dataset.json": json.dumps({"schema": 99}),
-    "data-empty-table/dataset.json": json.dumps({"schema": 1}),
-    **{f"data-{kind}/x.tfrecord": "" for kind in ("cut", "later", "empty-table", "binary")},
+    "data-binary/x.tfrecord": "",
     "images/a.txt": "",
     "job-there/job.json": "{}",
     "job-there/job.sh": "",
@@ -172,7 +169,6 @@ def make(tmp):
     (tmp / "secret.yaml").write_text("")
     (tmp / "secret.yaml").chmod(0)
     (tmp / "binary").write_bytes(bytes(range(256)))
-    (tmp / "data-binary" / "dataset.json").write_bytes(bytes(range(256)))
     (tmp / "large").open("wb").truncate(100_000_000)
     for tool in (*(tmp / "nonsense").iterdir(), tmp / "idle/squeue"):
         tool.chmod(0o755)

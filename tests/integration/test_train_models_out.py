@@ -151,7 +151,7 @@ import json, sys
 from pathlib import Path
 import h5py
 from hpcdl.system.errors import BadInput
-from hpcdl.train.exporting import _require_own_arrays
+from hpcdl.train.models import _require_own_arrays
 secret, found = sys.argv[1], {}
 virtual = h5py.VirtualLayout((4,), "f4")
 virtual[:] = h5py.VirtualSource(secret, "x", (4,))

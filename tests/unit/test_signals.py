@@ -6,12 +6,12 @@ import subprocess
 import sys
 import threading
 import time
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from hpcdl.system.signals import terminable, undivided
+from hpcdl.train import program
 from hpcdl.train.stop_signals import StopSignals
 from tests.waiting import wait_for
 
@@ -23,19 +23,12 @@ def test_they_end_the_work_as_ctrl_c_does(number):
     assert signal.getsignal(number) is signal.SIG_DFL
 
 
-@pytest.mark.parametrize(
-    ("module", "step"), [("hpcdl.train.program", "prepare"), ("hpcdl.train.data.__main__", "_make")]
-)
-def test_ctrl_c_ends_the_programs_of_a_release_quietly(module, step, monkeypatch, capsys):
+def test_ctrl_c_ends_a_training_quietly(monkeypatch, capsys):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    program = import_module(module)
-    monkeypatch.setattr(program, step, stopped)
-    if step == "_make":
-        assert program.main(["make", "digits", "x"]) == 5
-    else:
-        assert program.train(["--model=mlp"], StopSignals()) == 5
+    monkeypatch.setattr(program, "prepare", stopped)
+    assert program.train(["--model=mlp"], StopSignals()) == 5
     assert capsys.readouterr().err == "stopped\n"
 
 

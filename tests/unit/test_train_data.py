@@ -1,5 +1,6 @@
 """What makers of data sets keep, and take for their own; what a finding looks like."""
 
+import argparse
 import io
 import json
 from contextlib import suppress
@@ -12,7 +13,7 @@ import numpy as np
 
 from examples.photographs import main, options, parts_of, request_of, stream, stripes
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data import dataset, making
+from hpcdl.train.data import commands, dataset, making
 from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
 
 ASKED = ("--count=8", "--test=4", "--shards=1", "--size=64x48", "--bytes=3500", "--classes=10")
@@ -75,6 +76,29 @@ def test_what_is_damaged_is_no_data_set_and_no_traceback(tmp_path, text):
         dataset.read_dataset(tmp_path)
     with pytest.raises(BadInput, match="would be lost"):
         dataset.require_room(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (None, "holds no TFRecord files"),
+        (b"{", "dataset.json:1:2: not JSON: Expecting property name"),
+        (b'{"schema": 99}', "dataset.json: it is of version 99; this hpcdl reads version 1"),
+        (b'{"schema": 1}', "dataset.json: the file lacks the key 'kind'"),
+        (bytes(range(256)), "dataset.json is not UTF-8 text"),
+    ],
+)
+def test_what_cannot_be_inspected_is_said_before_tensorflow_is_there(tmp_path, written, said):
+    asked = argparse.Namespace(folder=str(tmp_path), index=False, decode=False, json=False)
+    if written is not None:
+        (tmp_path / "x.tfrecord").touch()
+        (tmp_path / "dataset.json").write_bytes(written)
+    with pytest.raises(BadInput) as refused:
+        commands.inspect(asked)
+    assert said in refused.value.message
+    asked.folder += "/none"
+    with pytest.raises(BadInput, match="none is not a directory"):
+        commands.inspect(asked)
 
 
 def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):

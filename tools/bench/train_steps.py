@@ -16,11 +16,10 @@ ROW = facts_of(NAME)
 tf = import_tensorflow(this_place(), onednn=ROW.get("onednn", True))
 
 from hpcdl.train import checkpoint  # noqa: E402
-from hpcdl.train.averaging import Board, distribute  # noqa: E402
 from hpcdl.train.fitting import raw  # noqa: E402
-from hpcdl.train.fused import fuse  # noqa: E402
+from hpcdl.train.keras_parts import fuse  # noqa: E402
 from hpcdl.train.models import ModelRecipe, set_up_keras  # noqa: E402
-from hpcdl.train.ranks import Ranks  # noqa: E402
+from hpcdl.train.ranks import Board, Ranks, distribute  # noqa: E402
 
 TEXT = NAME.endswith("gpt")
 SPEC = tf.TensorSpec((256,), tf.int64) if TEXT else tf.TensorSpec(ROW["input"])

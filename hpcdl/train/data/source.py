@@ -113,25 +113,19 @@ class Synthetic(DataSource):
     def __init__(
         self, shape: tuple[int, ...], classes: int, share: BatchShare, task: str = "classes"
     ) -> None:
-        self.spec = tf.TensorSpec(shape, tf.float32)
-        self.classes = classes
-        self.task = task
-        self.steps_per_epoch = 0
-        seed = tf.constant((share.seed, share.rank))
-
-        self._images = tf.random.stateless_uniform((share.per_rank, *shape), seed=seed)
-        single = task == "classes"
-        self._labels = tf.random.stateless_uniform(
-            (share.per_rank,) if single else (share.per_rank, classes),
-            seed=seed,
-            maxval=classes if single else 2,
-            dtype=tf.int64,
+        single, count = task == "classes", share.per_rank
+        labels, most = ((count,), classes) if single else ((count, classes), 2)
+        draw, seed = tf.random.stateless_uniform, tf.constant((share.seed, share.rank))
+        images = draw((count, *shape), seed)
+        self._batch = images, draw(labels, seed, maxval=most, dtype=tf.int64)
+        self.spec, self.label_spec = (
+            tf.TensorSpec(one.shape[1:], one.dtype) for one in self._batch
         )
-        self.label_spec = tf.TensorSpec(self._labels.shape[1:], tf.int64)
+        self.classes, self.task, self.steps_per_epoch = classes, task, 0
 
     def steps(self, first: int, last: int) -> Any:
         """Return the same batch for every step."""
-        return tf.data.Dataset.from_tensors((self._images, self._labels)).repeat(last - first)
+        return tf.data.Dataset.from_tensors(self._batch).repeat(last - first)
 
 
 class InMemory(DataSource):

@@ -1,36 +1,22 @@
-"""`python -m hpcdl.train.data`: the data commands; TensorFlow is imported where one needs it."""
+"""The data commands; TensorFlow is imported where one needs it."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hpcdl.system.errors import BadInput, ExitCode, HpcdlError
-from hpcdl.train.data.data_options import build_parser, labels_of
+from hpcdl.system.errors import BadInput, ExitCode
 from hpcdl.train.data.dataset import FILE, load_dataset, made_before, require_room, shard_files
 from hpcdl.train.startup import import_tensorflow, this_place
 
 _DIGITS = {"kind": "digits", "seed": 1}
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one data command and return its exit code."""
-    args = build_parser().parse_args(argv)
-    try:
-        return int({"make": _make, "inspect": _inspect}[args.command](args))
-    except HpcdlError as error:
-        print(error.render(), file=sys.stderr, flush=True)
-        return int(error.exit_code)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr, flush=True)
-        return int(ExitCode.STOPPED)
-
-
-def _make(args: argparse.Namespace) -> ExitCode:
+def make(args: argparse.Namespace) -> ExitCode:
+    """Make a data set, or keep the same one."""
     folder = Path(args.folder).absolute()
     dataset = existing = made_before(folder, _DIGITS)
     if existing is None:
@@ -54,7 +40,8 @@ def _make(args: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _inspect(args: argparse.Namespace) -> ExitCode:
+def inspect(args: argparse.Namespace) -> ExitCode:
+    """Print what a directory of records holds; 1 where something is damaged or missing."""
     folder = Path(args.folder).absolute()
     shard_files(folder)
     described = (folder / FILE).exists() and not args.index
@@ -62,14 +49,14 @@ def _inspect(args: argparse.Namespace) -> ExitCode:
         raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
     dataset = load_dataset(folder) if described else None
     threads = _tensorflow()
-    from hpcdl.train.data.inspecting import as_text, index, inspect
+    from hpcdl.train.data import inspecting
     from hpcdl.train.data.pipeline import fault_of
 
     judge = partial(fault_of, dataset) if dataset and args.decode else None
-    report = inspect(folder, threads, dataset, judge)
+    report = inspecting.inspect(folder, threads, dataset, judge)
     if args.index:
-        index(folder, report, *labels_of(args.classes))
-    print(json.dumps(report, indent=2) if args.json else as_text(report))
+        inspecting.index(folder, report, *args.classes)
+    print(json.dumps(report, indent=2) if args.json else inspecting.as_text(report))
     return ExitCode.OK if report["sound"] else ExitCode.NO
 
 
@@ -81,7 +68,3 @@ def _tensorflow() -> int:
     place = this_place()
     import_tensorflow(replace(place, cpus=1))
     return place.cpus
-
-
-if __name__ == "__main__":
-    sys.exit(main())
