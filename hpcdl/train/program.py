@@ -23,6 +23,9 @@ from hpcdl.train.stop_signals import Interrupted, StopSignals
 if TYPE_CHECKING:
     from hpcdl.train.rank_run import RankRun
 
+_PATIENCE = 60.0
+"""Seconds for the result of rank 0, which may be the only one that had no signal."""
+
 
 @careful_umask()
 def train(argv: list[str] | None, signals: StopSignals) -> int:
@@ -42,9 +45,12 @@ def train(argv: list[str] | None, signals: StopSignals) -> int:
     except Interrupted as stopped:
         print(stopped, file=sys.stderr, flush=True)
         code = int(EXITS[stopped.status])
-        if place.rank:
-            time.sleep(3.0)  # rank 0 writes first: the launcher ends all once one is gone
-        if not (options.folder / RESULT.name).exists():  # one of a run that did train stays
+        path = options.folder / RESULT.name
+        if place.rank:  # rank 0 writes first: the launcher ends all once one is gone
+            deadline = time.monotonic() + _PATIENCE
+            while not path.exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        elif not path.exists():  # one of a run that did train stays
             how = outcome(stopped.status, str(stopped), code)
             run_of = (options, place, clock, time.time())
             write_result(*run_of, how, nothing_measured(), begun=False)

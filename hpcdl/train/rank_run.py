@@ -22,33 +22,14 @@ from hpcdl.results.records import RESULT, at, outcome
 from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
 from hpcdl.system.files import LockBusy, explain_os_errors, locked
 from hpcdl.system.trust import require_own
-from hpcdl.train import checkpoint
+from hpcdl.train import checkpoint, models, result
 from hpcdl.train.callbacks import Leave, Scores, Steps, areas_of, evaluate
 from hpcdl.train.data.opening import open_source
 from hpcdl.train.data.source import BatchShare
 from hpcdl.train.diagnostics import explain
 from hpcdl.train.fitting import Training, broadcast, condemn, make_training, resume
-from hpcdl.train.models import (
-    ModelRecipe,
-    check_outputs,
-    export,
-    load_weights,
-    parameters_of,
-    set_up_keras,
-    takes_classes,
-)
 from hpcdl.train.options import TrainOptions, check_target, global_batch, make_numbers
 from hpcdl.train.ranks import Ranks
-from hpcdl.train.result import (
-    EXITS,
-    curve_of,
-    finite,
-    job_of,
-    nothing_measured,
-    summarize,
-    summary_line,
-    write_result,
-)
 from hpcdl.train.startup import RankPlace, StartupClock
 from hpcdl.train.stop_signals import Interrupted, StopSignals
 
@@ -105,7 +86,7 @@ class RankRun:
         if (code := self._finished(training)) is not None:
             return code
         if self.ranks.rank == 0:
-            check_outputs(self.options, training.recipe)
+            models.check_outputs(self.options, training.recipe)
         self._load_weights(training)
         self.signals.training_begins()
         status = self._fit(training)
@@ -164,7 +145,7 @@ class RankRun:
                 require_own(place)
         try:
             # A node that was lost holds its locks on NFS until its lease (90 s) is over.
-            wait = 150.0 if job_of(os.environ)["restarts"] else 2.0
+            wait = 150.0 if result.job_of(os.environ)["restarts"] else 2.0
             self.open.enter_context(locked(folder / ".train.lock", wait_seconds=wait))
         except LockBusy as busy:
             raise LockBusy(
@@ -179,10 +160,10 @@ class RankRun:
         options, ranks = self.options, self.ranks
         if ranks.rank == 0:
             self._take_job_directory()
-        set_up_keras(options.seed)  # before any code of the user's draws a number
+        models.set_up_keras(options.seed)  # before any code of the user's draws a number
         batch = global_batch(options, self.model, ranks.size)
         share = BatchShare(batch, ranks.size, ranks.rank, options.seed)
-        counts = takes_classes(options.model)
+        counts = models.takes_classes(options.model)
         source = open_source(options, self.model, share, self.place.cpus, counts=counts)
         if len(set(ranks.gather(source.order))) > 1:
             raise BadInput(
@@ -193,7 +174,7 @@ class RankRun:
         self.clock.mark("data")
         check_target(options, source.task, tested=bool(source.tested))
         numbers = make_numbers(options, self.model, batch, source.steps_per_epoch)
-        recipe = ModelRecipe(options.model, source.spec, source.classes, options.precision)
+        recipe = models.ModelRecipe(options.model, source.spec, source.classes, options.precision)
         training = make_training(options, numbers, recipe, source, ranks, self.signals)
         self.clock.mark("network")
         if options.fresh and ranks.rank == 0:
@@ -206,7 +187,7 @@ class RankRun:
             return
         if wanted:
             if self.ranks.rank == 0:
-                message = load_weights(training.model, training.recipe, Path(wanted))
+                message = models.load_weights(training.model, training.recipe, Path(wanted))
                 training.reporter.say(message)
             broadcast(training)
         elif self.options.epochs == 0:
@@ -244,7 +225,6 @@ class RankRun:
         if not self.options.export or self.ranks.rank:
             return
         path, source = Path(self.options.export), training.source
-        recipe = training.recipe
         description = {
             "input": list(source.shape),
             "classes": source.classes,
@@ -252,7 +232,7 @@ class RankRun:
             "task": source.task,
             "step": training.step_number,
         }
-        export(training.model, path, recipe, description)
+        models.export(training.model, path, training.recipe, description)
         training.reporter.say(f"model exported: {path}")
 
     def _end(self, training: Training, status: str, metrics: dict[str, float]) -> int:
@@ -267,14 +247,14 @@ class RankRun:
             saved = checkpoint.describe_saved(training.checkpoints)
             message = f"stopped by a signal; {saved}"
         training.reporter.end(training.step_number, epoch, training.loss, status, message)
-        code = int(EXITS[status])
-        result = self._write(status, message, code, metrics)
+        code = int(result.EXITS[status])
+        values = self._write(status, message, code, metrics)
         if self.ranks.rank == 0:
             print(message, end="\n" if message else "")
             path = str(self.options.folder / RESULT.name)
-            brief = {key: result[key] for key in ("outcome", "layout", "summary")}
+            brief = {key: values[key] for key in ("outcome", "layout", "summary")}
             line = json.dumps({**brief, "result": path}) if self.options.json else None
-            print(line or summary_line(result, path), flush=True)
+            print(line or result.summary_line(values, path), flush=True)
         return code
 
     def _write(
@@ -282,9 +262,9 @@ class RankRun:
     ) -> dict[str, Any]:
         """Write result.json, with what was measured as far as a training came; its values."""
         how, training = outcome(status, message, code), self.training
-        numbers = measured(training, metrics) if training else nothing_measured()
+        numbers = measured(training, metrics) if training else result.nothing_measured()
         run = (self.options, self.place, self.clock, self.started)
-        return write_result(*run, how, numbers, hosts=self.hosts)
+        return result.write_result(*run, how, numbers, hosts=self.hosts)
 
 
 def measured(training: Training, metrics: dict[str, float]) -> dict[str, Any]:
@@ -294,7 +274,7 @@ def measured(training: Training, metrics: dict[str, float]) -> dict[str, Any]:
     if not len(samples) and at(before, "steps", "done") == training.step_number:
         samples.take(at(before, "samples"))  # scored again: what was measured stays
     # The first call compiles.
-    summary = summarize(samples, max(training.options.warmup_steps, training.group))
+    summary = result.summarize(samples, max(training.options.warmup_steps, training.group))
     if not training.board.clocked and "phases" in summary:
         del summary["phases"]["update"]
         if training.ranks.size > 1:  # one rank has none
@@ -305,12 +285,12 @@ def measured(training: Training, metrics: dict[str, float]) -> dict[str, Any]:
         summary["tokens_per_second"] = round(tokens, 1)
     return {
         "samples": samples.as_json(),
-        "summary": {**summary, "loss": finite(training.loss), "metrics": metrics},
-        "parameters": parameters_of(training.model),
+        "summary": {**summary, "loss": result.finite(training.loss), "metrics": metrics},
+        "parameters": models.parameters_of(training.model),
         "fused_layers": training.fused,
         "batch_per_rank": batch // training.ranks.size,
         "global_batch": batch,
         "steps": {"done": training.step_number, "planned": training.numbers.steps},
         "validations": training.validations,
-        "curve": curve_of(training.losses),
+        "curve": result.curve_of(training.losses),
     }

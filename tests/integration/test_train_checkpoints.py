@@ -1,15 +1,18 @@
 """Killed at any step and resumed, a run ends in the weights of the uninterrupted one."""
 
+import json
 import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from functools import cache
 
 import pytest
 
-from tests.integration.train_runs import Runs
+from tests.integration.train_runs import MPIRUN, ROOT, Runs, environment
 
 pytestmark = pytest.mark.stack
 WORDS = "--deterministic --global-batch=64 --steps=60 --checkpoint-every=7 --delay-ms=10"
@@ -127,3 +130,31 @@ def test_a_finished_run_is_not_run_again_unless_told(runs):
     assert more["curve"]["step"] == list(range(1, 31))
     scored = runs.learn("--steps=30", "--warmup-steps=1").result
     assert scored["samples"] == more["samples"], "nothing was done, nothing is lost"
+
+
+STOPPED_EARLY = """
+import os, signal, sys, time
+from hpcdl.train import program
+from hpcdl.train.stop_signals import StopSignals
+write = program.write_result
+
+def slowly(options, place, *rest, **more):
+    time.sleep(0 if place.rank else 5.0)
+    return write(options, place, *rest, **more)
+
+program.write_result = slowly
+program.prepare = lambda *_: os.kill(os.getpid(), signal.SIGUSR1)
+signals = StopSignals()
+signals.listen()
+sys.exit(program.train(["--job-dir=early"], signals))
+"""
+
+
+def test_ranks_that_are_stopped_before_training_leave_after_rank_0_has_written(tmp_path):
+    """Found by reading: they waited 3 s, and mpirun ended a rank 0 that took longer."""
+    (tmp_path / "early.py").write_text(STOPPED_EARLY)
+    env = environment() | {"PYTHONPATH": str(ROOT)}
+    command = [*MPIRUN, "2", sys.executable, "early.py"]
+    assert subprocess.run(command, cwd=tmp_path, env=env, check=False).returncode == 75
+    values = json.loads((tmp_path / "early/result.json").read_text())
+    assert values["outcome"]["status"] == "requeue"
