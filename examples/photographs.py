@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.train.data.dataset import FINDINGS, Dataset, made_before, require_room
-from hpcdl.train.data.making import example, make_dataset
+from hpcdl.train.data.shards import example, make_dataset
 
 FIRST_TEST = 1 << 31
 """The number of the first test image: far from all numbers that are trained on."""

@@ -76,7 +76,7 @@ def _run(args: argparse.Namespace, place: RankPlace) -> None:
             "allreduce",
             hosts,
             len(tf.config.get_visible_devices("GPU")),
-            {"tensorflow": tf.__version__, "strategy": ranks.name, "nccl_built": nccl},
+            {"tensorflow": tf.__version__, "strategy": "horovod", "nccl_built": nccl},
             options={"sizes": list(args.sizes), "repeats": args.repeats, "warmup": WARMUP},
             samples={"seconds_by_bytes": seconds},
             summary=rates,

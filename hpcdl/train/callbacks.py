@@ -39,19 +39,18 @@ class Leave(BaseException):
 class Scores(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Makes the logs of an epoch those of all ranks, and adds the scores on the test set."""
 
-    def __init__(self, training: Training, *, validates: bool) -> None:
+    def __init__(self, training: Training) -> None:
         super().__init__()
         self._training = training
-        self._validates = validates and bool(training.source.tested)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Replace this rank's means by those of all ranks, and score on the test set."""
         training = self._training
-        if logs is None:
+        if logs is None or not training.has_callbacks:
             return
-        if training.ranks.size > 1 and training.has_callbacks:
+        if training.ranks.size > 1:
             logs.update(_merged(training))
-        if not self._validates:
+        if not training.source.tested:
             return
         scores = evaluate(training)
         logs.update({f"val_{name}": value for name, value in scores.items()})

@@ -78,14 +78,13 @@ def load(path: Path) -> Checkpoint:
         raise DamagedCheckpoint(str(fault).splitlines()[0] or repr(fault)) from fault
 
 
-def newest(folder: Path, warn: Any = None) -> Checkpoint | None:
+def newest(folder: Path, warn: Callable[[str], None] = print) -> Checkpoint | None:
     """The newest intact checkpoint, or None. `warn` is called for each one skipped."""
     for path in sorted(_all(folder), reverse=True):
         try:
             return load(path)
         except (DamagedCheckpoint, OSError) as fault:
-            if warn is not None:
-                warn(f"skipped {path.name}: {fault}; the one before is used")
+            warn(f"skipped {path.name}: {fault}; the one before is used")
     return None
 
 

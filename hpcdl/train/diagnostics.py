@@ -130,14 +130,12 @@ class StepWatchdog:
         return time.monotonic() - self._alive_at > self._limit
 
     def _end(self) -> None:
-        saved = describe_saved(self._checkpoints)
+        error = HpcdlError(
+            f"no step for {self._limit:.0f} s on rank {self._rank} after step {self._step}",
+            hint=f"{describe_saved(self._checkpoints)}; --hang-limit S changes the limit",
+        )
         with suppress(Exception):
-            print(
-                f"error: no step for {self._limit:.0f} s on rank {self._rank}; step {self._step} "
-                f"was the last\nhelp: {saved}; --hang-limit S changes the limit",
-                file=sys.stderr,
-                flush=True,
-            )
+            print(error.render(), file=sys.stderr, flush=True)
             faulthandler.dump_traceback(2, all_threads=True)
         # The others notice within a second, for all wait for the same one; the launcher ends them.
         time.sleep(_GRACE)

@@ -157,9 +157,7 @@ class Piece:
 
 def pieces_of(first: int, last: int, per_epoch: int) -> Iterator[Piece]:
     """Yield the rest of an epoch that a run resumes in, whole epochs, and a part of the last."""
-    if not per_epoch:
-        yield Piece(first, last, 0, 1, last - first)
-        return
+    per_epoch = per_epoch or last  # without an end: one epoch
     while first < last:
         epoch, batch = divmod(first, per_epoch)
         whole = last // per_epoch
@@ -301,11 +299,8 @@ def broadcast(training: Training) -> None:
     if training.ranks.rank:
         for state in map(raw, random_states(training.model)):
             with suppress(tf.errors.OpError, ValueError):
-                state.assign(
-                    state
-                    + tf.one_hot(0, int(state.shape[0]), dtype=state.dtype)
-                    * tf.cast(training.ranks.rank, state.dtype)
-                )
+                first = tf.one_hot(0, int(state.shape[0]), dtype=state.dtype)
+                state.assign(state + first * tf.cast(training.ranks.rank, state.dtype))
 
 
 # ---- checkpoints ----

@@ -190,17 +190,14 @@ def user_function(option: str, named: str) -> Callable[..., Any]:
 
 def check_outputs(options: TrainOptions, recipe: ModelRecipe) -> None:
     """Refuse, before training, files that could not be written later."""
-    if options.export and Path(options.export).exists():
+    if not options.export:
+        return
+    if Path(options.export).exists():
         raise BadInput(
             f"the directory of --export exists: {options.export}",
             hint="remove it, or name another one",
         )
-    if options.export:
-        _rehearse(recipe)
-
-
-def _rehearse(recipe: ModelRecipe) -> None:
-    """Write the untrained model, to learn now whether the trained one can be written."""
+    # The untrained model is written, to learn now whether the trained one can be.
     with tempfile.TemporaryDirectory(prefix="hpcdl-export-") as folder:
         try:
             _write(recipe.plain(), Path(folder) / "rehearsal", recipe, {})

@@ -293,14 +293,10 @@ def make_numbers(
 
 def check_target(options: TrainOptions, task: str, *, tested: bool) -> None:
     """Refuse a target that nothing is measured for; `tested`: there is a test set."""
-    if options.target_accuracy is None or (task == "classes" and tested):
-        return
-    if task != "classes":
-        why = f"{task} are scored by areas"
-    else:
-        named = "synthetic data" if options.data == SYNTHETIC else options.data
-        why = f"there are no images to test with in {options.dataset or named}"
-    raise BadInput(
-        f"--target-accuracy cannot be evaluated: {why}",
-        hint="leave it out, or train on a data set with classes and a test split",
-    )
+    if options.target_accuracy is not None and not (tested and task == "classes"):
+        data = options.dataset or ("synthetic data" if options.data == SYNTHETIC else options.data)
+        why = f"no images to test with in {data}" if not tested else f"{task} are scored by areas"
+        raise BadInput(
+            f"--target-accuracy cannot be evaluated: {why}",
+            hint="leave it out, or train on a data set with classes and a test split",
+        )

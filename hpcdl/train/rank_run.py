@@ -99,11 +99,7 @@ class RankRun:
 
     def _fit(self, training: Training) -> str:
         """Train to the end, with the last checkpoint on disk; `completed`, or how it was left."""
-        callbacks = [
-            Scores(training, validates=training.has_callbacks),
-            *training.callbacks,
-            Steps(training, self.clock),
-        ]
+        callbacks = [Scores(training), *training.callbacks, Steps(training, self.clock)]
         status = "completed"
         try:
             training.fit(training.step_number, callbacks)

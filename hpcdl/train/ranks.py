@@ -32,7 +32,6 @@ _COLUMNS = 4
 class Ranks:
     """The collective operations of the ranks; here those of one process."""
 
-    name = "single"
     rank: int = 0
     size: int = 1
 
@@ -57,8 +56,6 @@ class Ranks:
 
 class Horovod(Ranks):
     """All ranks of an MPI job through Horovod's plain TensorFlow operations."""
-
-    name = "horovod"
 
     def __init__(self, hvd: Any) -> None:
         self._hvd = hvd

@@ -73,12 +73,8 @@ class Samples:
     def as_json(self) -> dict[str, Any]:
         """The columns as result.json has them."""
         losses = [finite(loss) for loss in self.loss]
-        return {
-            "first_step": self.first_step,
-            "images": self.images,
-            "loss": losses,
-            **self.columns,
-        }
+        rows = {"first_step": self.first_step, "images": self.images, "loss": losses}
+        return {**rows, **self.columns}
 
 
 def summarize(samples: Samples, warmup: int) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """This process's place among the ranks; imports TensorFlow and Horovod cheaply.
 
 Its place and its share of the node are read from the launcher's environment only (Open MPI, srun,
-PMI), before any MPI call: thread counts and visible GPUs must be set before TensorFlow is imported.
-A batch script's own variables (SLURM_NTASKS without a step) do not count as ranks.
-
-Threads, visible GPUs and logging are set before the import, because TensorFlow reads them once.
+PMI), before any MPI call: threads, visible GPUs and logging must be set before the import, because
+TensorFlow reads them once. A batch script's own variables (SLURM_NTASKS without a step) do not
+count as ranks.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 
 from examples.photographs import main, options, parts_of, request_of, stream, stripes
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data import commands, dataset, making
+from hpcdl.train.data import commands, dataset, shards
 from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
 
 ASKED = ("--count=8", "--test=4", "--shards=1", "--size=64x48", "--bytes=3500", "--classes=10")
@@ -104,15 +104,15 @@ def test_what_cannot_be_inspected_is_said_before_tensorflow_is_there(tmp_path, w
 def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     writer = SimpleNamespace(TFRecordWriter=lambda name: io.FileIO(name, "w"))
     errors = SimpleNamespace(OpError=ZeroDivisionError)
-    monkeypatch.setattr(making, "tf", SimpleNamespace(io=writer, errors=errors))
+    monkeypatch.setattr(shards, "tf", SimpleNamespace(io=writer, errors=errors))
     folder = tmp_path / "set"
     folder.mkdir()
-    shards = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}
+    names = {f"train-0000{number}-of-00002.tfrecord" for number in (0, 1)}
 
     def make(seed, record):
         asked = {"seed": seed}
         made = Dataset(folder, "photos", "jpeg", (8, 8, 3), 1, 1.0, {}, request=asked)
-        return making.make_dataset(made, {"train": (range(4), 2)}, record, threads=1)
+        return shards.make_dataset(made, {"train": (range(4), 2)}, record, threads=1)
 
     def meanwhile(number):
         if number == 2:
@@ -122,8 +122,8 @@ def test_two_makes_of_one_directory_never_mix(tmp_path, monkeypatch):
     with pytest.raises(BadInput, match="would be lost"):
         make(2, meanwhile)
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert kept.keys() == {"dataset.json", *shards}
-    assert {kept[name] for name in shards} == {b"11"}
+    assert kept.keys() == {"dataset.json", *names}
+    assert {kept[name] for name in names} == {b"11"}
     assert make(1, lambda _: b"3").splits == dataset.read_dataset(folder).splits
     assert {path.read_bytes() for path in folder.glob("train-*")} == {b"11"}, "the first is kept"
     assert [*tmp_path.iterdir()] == [folder]

@@ -26,7 +26,7 @@ def make(args: argparse.Namespace) -> ExitCode:
         return ExitCode.OK
     if dataset is None:
         _tensorflow()
-        from hpcdl.train.data.making import make_digits
+        from hpcdl.train.data.shards import make_digits
 
         dataset = make_digits(folder, _DIGITS)
     counts = {split: dataset.examples(split) for split in dataset.splits}
@@ -49,14 +49,14 @@ def inspect(args: argparse.Namespace) -> ExitCode:
         raise BadInput(f"{folder} has no {FILE}", hint="`--index` writes it")
     dataset = load_dataset(folder) if described else None
     threads = _tensorflow()
-    from hpcdl.train.data import inspecting
+    from hpcdl.train.data import shards
     from hpcdl.train.data.pipeline import fault_of
 
     judge = partial(fault_of, dataset) if dataset and args.decode else None
-    report = inspecting.inspect(folder, threads, dataset, judge)
+    report = shards.inspect(folder, threads, dataset, judge)
     if args.index:
-        inspecting.index(folder, report, *args.classes)
-    print(json.dumps(report, indent=2) if args.json else inspecting.as_text(report))
+        shards.index(folder, report, *args.classes)
+    print(json.dumps(report, indent=2) if args.json else shards.as_text(report))
     return ExitCode.OK if report["sound"] else ExitCode.NO
 
 

@@ -105,10 +105,7 @@ def load_dataset(folder: Path) -> Dataset:
         raise BadInput(fault.message, hint=hint) from fault
     values = {one.name: record.values[one.name] for one in fields(Dataset) if one.name != "folder"}
     values["splits"] = {
-        split: tuple(
-            Shard(one["name"], one["examples"], one["bytes"], one["sha256"])
-            for one in part["shards"]
-        )
+        split: tuple(Shard(*(one[key.name] for key in fields(Shard))) for one in part["shards"])
         for split, part in values["splits"].items()
     }
     return Dataset(folder, **values)

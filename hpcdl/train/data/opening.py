@@ -19,17 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import read_dataset
+from hpcdl.train.data import source as sources
+from hpcdl.train.data.dataset import Dataset, read_dataset
 from hpcdl.train.data.pipeline import RecordSource
-from hpcdl.train.data.source import (
-    BatchShare,
-    DataSource,
-    InMemory,
-    Synthetic,
-    read_raw,
-    reason,
-    steps_in,
-)
+from hpcdl.train.data.source import BatchShare, DataSource, InMemory, Synthetic, steps_in
 from hpcdl.train.models import origin, user_function
 from hpcdl.train.options import SYNTHETIC, TrainOptions
 
@@ -75,9 +68,28 @@ def open_source(
                 f"the data set's images are {dataset.shape[0]} x {dataset.shape[1]}, and raw",
                 hint="leave out --image-size: only JPEGs are cropped to a size",
             )
-        arrays = {split: read_raw(dataset, split) for split in dataset.splits}
+        arrays = {split: _read_raw(dataset, split) for split in dataset.splits}
         return InMemory(arrays, share, dataset.classes, dataset.digest)
     return RecordSource(dataset, share, shape[:2], cpus)
+
+
+def _read_raw(dataset: Dataset, split: str) -> tuple[Any, Any]:
+    """All images (float32, 0 to 1) and labels of a split, in the order of the shards.
+
+    Raises BadInput: a record is damaged.
+    """
+    wanted = {
+        "image/raw": tf.io.FixedLenFeature((), tf.string),
+        "image/class/label": tf.io.FixedLenFeature((), tf.int64),
+    }
+    try:
+        records = list(tf.data.TFRecordDataset(list(map(str, dataset.files(split)))))
+        parsed = tf.io.parse_example(records, wanted)
+    except (tf.errors.OpError, UnicodeDecodeError) as fault:  # its message quotes the record
+        raise sources.unreadable(fault) from fault
+    pixels = np.asarray(tf.io.decode_raw(parsed["image/raw"], tf.uint8), np.float32)
+    images = pixels.reshape(-1, *dataset.shape) / np.float32(dataset.scale)
+    return images, np.asarray(parsed["image/class/label"])
 
 
 def _open_users(named: str, share: BatchShare, *, counts: bool) -> DataSource:
@@ -245,7 +257,7 @@ class UserPipeline(DataSource):
         try:
             yield from dataset.prefetch(2)
         except tf.errors.OpError as fault:
-            raise self._error(reason(fault)) from fault
+            raise self._error(sources.reason(fault)) from fault
 
     def steps(self, first: int, last: int) -> Any:
         """Return batches of the epochs' orders."""

@@ -275,10 +275,11 @@ def cropped(encoded: Any, area: Any, size: tuple[int, int]) -> Any:
     JPEGs are cropped by TensorFlow's fused operation, which decodes only the crop, at the smallest
     scale that still has the wanted pixels. The few other images (PNG, GIF, BMP) are decoded whole.
     """
+    begin, depth = tf.concat([area[:2], [0]], 0), tf.concat([area[2:], [3]], 0)
     part = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: _crop_jpeg(encoded, area, size),
-        lambda: _slice(_whole(encoded), area),
+        lambda: tf.slice(_whole(encoded), begin, depth),
     )
     resized = tf.raw_ops.ResizeBilinear(
         images=tf.expand_dims(part, 0), size=size, half_pixel_centers=True
@@ -295,11 +296,6 @@ def _crop_jpeg(encoded: Any, area: Any, size: tuple[int, int]) -> Any:
     spare = tf.minimum(area[2] // size[0], area[3] // size[1])
     scale = tf.reduce_sum(tf.cast(spare >= [2, 4, 8], tf.int32))
     return tf.switch_case(scale, [at(1), at(2), at(4), at(8)])
-
-
-def _slice(image: Any, area: Any) -> Any:
-    begin, size = tf.concat([area[:2], [0]], 0), tf.concat([area[2:], [3]], 0)
-    return tf.slice(image, begin, size)
 
 
 def _whole(encoded: Any) -> Any:

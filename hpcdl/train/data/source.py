@@ -18,7 +18,6 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data.dataset import Dataset
 
 _NODES = re.compile(
     r"^Error in user-defined function passed to .* with iterator: \S+: "
@@ -186,25 +185,6 @@ class InMemory(DataSource):
 
 def _length(arrays: Any) -> int:
     return len(tf.nest.flatten(arrays)[0])
-
-
-def read_raw(dataset: Dataset, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """All images (float32, 0 to 1) and labels of a split, in the order of the shards.
-
-    Raises BadInput: a record is damaged.
-    """
-    wanted = {
-        "image/raw": tf.io.FixedLenFeature((), tf.string),
-        "image/class/label": tf.io.FixedLenFeature((), tf.int64),
-    }
-    try:
-        records = list(tf.data.TFRecordDataset(list(map(str, dataset.files(split)))))
-        parsed = tf.io.parse_example(records, wanted)
-    except (tf.errors.OpError, UnicodeDecodeError) as fault:  # its message quotes the record
-        raise unreadable(fault) from fault
-    pixels = np.asarray(tf.io.decode_raw(parsed["image/raw"], tf.uint8), np.float32)
-    images = pixels.reshape(-1, *dataset.shape) / np.float32(dataset.scale)
-    return images, np.asarray(parsed["image/class/label"])
 
 
 def unreadable(fault: BaseException) -> BadInput:
