@@ -1,8 +1,4 @@
-"""One rank of a training run, from its arguments to its exit code.
-
-The order is dictated by cost and by what must come first: place among the ranks, environment,
-TensorFlow, Horovod, and then the run itself (rank_run.py).
-"""
+"""One rank of a training run, from its arguments to its exit code."""
 
 from __future__ import annotations
 

@@ -91,9 +91,6 @@ def _numbers(environ: Mapping[str, str]) -> tuple[int, int, int, int]:
     return 0, 1, 0, 1
 
 
-# ---- TensorFlow ----
-
-
 class StartupClock:
     """Names the parts of a start-up; times in seconds, the first part begins with the process."""
 

@@ -4,8 +4,7 @@ A user's own data are `--dataset package.module:function`. The function is calle
 with `test` and returns arrays (inputs, labels) or (inputs, labels, weights), or a tf.data.Dataset
 of such tuples, one example each, of known length; None where there is no test set. Inputs and
 labels may be structures of arrays. Arrays are shuffled as a whole, a pipeline in a buffer, by seed
-and epoch. Every `ranks`-th example is a rank's: a global batch is the same set
-of examples on any number of ranks.
+and epoch. Every `ranks`-th example is a rank's, so a global batch is the same set on any number.
 """
 
 from __future__ import annotations
