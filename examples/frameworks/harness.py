@@ -126,8 +126,10 @@ class Record:
         nodes = list(dict.fromkeys(hosts))
         skip = self.asked.warmup_steps if self.asked.steps > self.asked.warmup_steps else 0
         kept = {name: values[skip:] for name, values in self.samples.items()}
-        rate = statistics.median(
-            count / took for count, took in zip(kept["images"], kept["seconds"], strict=True)
+        rates = [count / took for count, took in zip(kept["images"], kept["seconds"], strict=True)]
+        rate = statistics.median(rates)
+        low, *_, high = statistics.quantiles(
+            rates if rates[1:] else rates * 2, n=20, method="inclusive"
         )
         place, batch = os.environ.get, self.asked.batch_per_rank
         total = sum(kept["seconds"])
@@ -170,6 +172,9 @@ class Record:
                 "steps_measured": len(kept["seconds"]),
                 "metrics": {},
                 "images_per_second": round(rate, 3),
+                "images_per_second_p05": round(low, 3),
+                "images_per_second_p95": round(high, 3),
+                "images_per_second_mean": round(sum(kept["images"]) / total, 3),
                 "loss": self.samples["loss"][-1],
                 "phases": {name: sum(kept[name]) / total for name in PARTS},
             },

@@ -7,8 +7,9 @@ RESNET = "ResNet-50, same kind of machine (Dell EMC 2019)"
 PUBLISHED = [study.Published(RESNET, DELL, speedups={4: 3.9, 8: 6.9})]
 SMALL = "--model=chexnet --image-size=32 --batch-per-rank=8"
 TWENTY = f"{SMALL} --steps=20 --warmup-steps=4 --checkpoint-every=0"
-CHESTS = "size=384x384 bytes=80000 classes=findings shards=8"
-GLIMPSES = "size=96x96 bytes=7000 classes=findings shards=8"
+FINDINGS = "--classes=findings --shards=8"
+CHESTS = f"--count=640 --test=32 --size=384x384 --bytes=80000 {FINDINGS}"
+GLIMPSES = f"--count=512 --test=128 --size=96x96 --bytes=7000 {FINDINGS}"
 SLOW = ["python", study.example("strategies/slow_storage.py"), "10"]
 OLD = ["python", study.example("strategies/old_pipeline.py")]
 LEARN = f"{SMALL} --steps=300 --lr=0.05 --checkpoint-every=0"
@@ -72,10 +73,7 @@ STUDY = study.Study(
         minutes=20,
         cpus_per_rank=1,
         judge=judge_small,
-        data={
-            "chests": study.made("photos", f"count=640 test=32 {CHESTS}"),
-            "glimpses": study.made("photos", f"count=512 test=128 {GLIMPSES}"),
-        },
+        data={"chests": study.photographs(CHESTS), "glimpses": study.photographs(GLIMPSES)},
         jobs=[
             *study.Jobs("training", "gpus=1,2,4", TWENTY, data="chests").each(
                 "pipeline",
@@ -92,7 +90,7 @@ STUDY = study.Study(
         shows="The original, 1 to 16 GPUs on 4 nodes.",
         minutes=1440,
         judge=judge_full,
-        data={"chests": study.given("chestxray14")},
+        data={"chests": study.DataSet(path="chestxray14")},
         jobs=[
             *study.Jobs(
                 "training", "gpus=1,2,4,8,16 partition=v100", f"{FULL} --epochs=10", data="chests"

@@ -2,7 +2,10 @@
 
 from hpcdl.api import study
 
-OVER = "gpus=1,2,4 partition=p100,v100"
+BOTH = "partition=p100,v100"
+OVER = f"gpus=1,2,4 {BOTH}"
+SMALL = "--model=inception_v3 --image-size=75 --batch-per-rank=4 --warmup-steps=4"
+SMALL += " --checkpoint-every=0"
 PUBLISHED = (
     study.Published(
         "DGX-1, 8 P100-SXM2, real data (TensorFlow 2017)",
@@ -67,13 +70,8 @@ STUDY = study.Study(
         cpus_per_rank=1,
         judge=judge_small,
         jobs=[
-            study.Jobs(
-                "training",
-                OVER,
-                "--model=inception_v3 --image-size=75 --batch-per-rank=4 --steps=40 "
-                "--warmup-steps=4 --checkpoint-every=0",
-                predict=[8],
-            )
+            study.Jobs("training", f"gpus=1,2 {BOTH}", f"{SMALL} --steps=150", predict=[8]),
+            study.Jobs("training", f"gpus=4 {BOTH}", f"{SMALL} --steps=40"),
         ],
     ),
     full=study.Scale(
@@ -82,7 +80,7 @@ STUDY = study.Study(
         "its own single GPU does.",
         minutes=60,
         judge=judge_full,
-        data={"imagenet": study.given("imagenet")},
+        data={"imagenet": study.DataSet(path="imagenet")},
         jobs=[
             study.Jobs(
                 "training",

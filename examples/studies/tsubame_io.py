@@ -16,6 +16,7 @@ DEEP = f"--image-size=32 {EPOCHS.format(8, 4, 6)}"  # they compute long: smaller
 NETWORKS = "alexnet,vgg16,resnet50,inception_v3"
 SMALL = {"quarter": 96, "half": 192, "whole": 384}
 FULL = {"half": 640583, "imagenet": 1281167, "imagenet-2x": 2562334, "imagenet-4x": 5124668}
+PHOTOS = "--size=96x72 --bytes=5000 --classes=10 --shards=4"
 OWN = {"storage": "own"}
 SLOW = ["python", study.example("strategies/slow_storage.py")]
 
@@ -48,7 +49,7 @@ def report(results: study.Results) -> study.Parts:
     images = {**FULL, **SMALL} if results.plan.name == "small" else FULL
     curves = []
     for number, (name, series) in enumerate(results.where(storage="own").series().items()):
-        sizes = sorted((images[one.cell.data], one.mean_rate) for one in series)
+        sizes = sorted((images[one.data], one.mean_rate) for one in series)
         points = [(size / 1e3, size / rate) for size, rate in sizes]
         curves.append(study.Curve(name, points, colour=number))
     title = "An epoch over the size of its data"
@@ -78,8 +79,7 @@ STUDY = study.Study(
         cpus_per_rank=1,
         judge=judge_small,
         data={
-            name: study.made("photos", f"count={count} size=96x72 bytes=5000 classes=10 shards=4")
-            for name, count in SMALL.items()
+            name: study.photographs(f"--count={count} {PHOTOS}") for name, count in SMALL.items()
         },
         jobs=[
             study.Jobs(
@@ -99,7 +99,9 @@ STUDY = study.Study(
         "above a node's memory, ten epochs each. Slow storage is made by reading at 200 MB/s.",
         minutes=1440,
         judge=judge_full,
-        data={name: study.given(name if name != "half" else "imagenet-half") for name in FULL},
+        data={
+            name: study.DataSet(path=name if name != "half" else "imagenet-half") for name in FULL
+        },
         jobs=[
             study.Jobs(
                 "training",

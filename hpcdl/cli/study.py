@@ -23,14 +23,13 @@ _WHICH = (
 def _plan(args: argparse.Namespace) -> StudyPlan:
     """The plan on the partitions of the options, or on those that it was run on."""
     from hpcdl.cli.request import pair
-    from hpcdl.workflows.study.cells import make_plan, study_folder
+    from hpcdl.workflows.study.cells import make_plan, noted_partitions, study_folder
     from hpcdl.workflows.study.declared import load_study
-    from hpcdl.workflows.study.measurements import noted_run
 
     form = "FRAMEWORK=PATH, such as torch=/usr/bin/python3"
     pythons = dict(pair("--python", text, form) for text in getattr(args, "python", ()))
     study, site = load_study(args.study), the_site(args)
-    partitions = noted_run(study_folder(site, study, args.scale)).partitions
+    partitions = noted_partitions(study_folder(site, study, args.scale))
     if "partition" in args:
         partitions = tuple(name for name in args.partition.split(",") if name)
     return make_plan(site, study, args.scale, partitions, pythons)
@@ -51,10 +50,10 @@ def _list(args: argparse.Namespace) -> ExitCode:
 @command("hpcdl study show aliyun-resnet50 --scale full", *_WHICH)
 def _show(args: argparse.Namespace) -> ExitCode:
     """Show a study: its question, its jobs, and its acceptance rules."""
-    from hpcdl.workflows.study.report import show_data, show_text
+    from hpcdl.workflows.study.report import as_data, as_text, unmeasured
 
-    plan = _plan(args)
-    return show(args, show_data(plan), show_text(plan))
+    asked = unmeasured(_plan(args))
+    return show(args, as_data(asked), as_text(asked))
 
 
 @command(

@@ -73,7 +73,7 @@ def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
         lines += [f"**{answer.headline}**", ""]
         rows = [cause.line for cause in causes_of(answer)]
         rows += [f"{one.name}: {one.accepted} [{one.id}]" for one in answer.accepted]
-        lines += [*_table(["finding"], ([row] for row in rows)), ""] if rows else []
+        lines += [*markdown_table(["finding"], ([row] for row in rows)), ""] if rows else []
     cells = []
     for verdict in sorted(run["verdicts"], key=_worst):
         metric = next((m for m in verdict["metrics"] if m["wanted"]), None)
@@ -83,11 +83,13 @@ def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
         where = _place(verdict) or "-"
         cells.append((_name(verdict), where, word, measured, reference, verdict["reason"]))
     header = ("check", "partition", "verdict", "measured", "reference", "reason")
-    return "\n".join([*lines, *_table(header, cells)]) + "\n"
+    return "\n".join([*lines, *markdown_table(header, cells)]) + "\n"
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [[*header], ["---"] * len(header), *([*map(markdown_cell, row)] for row in rows)]
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, its cells harmless."""
+    head, *body = ([*map(markdown_cell, row)] for row in (header, *rows))
+    lines = [head, ["---"] * len(head), *body]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 

@@ -74,6 +74,10 @@ def trained(ranks=1, rate=8.0, metrics=None, **changes):
         "global_batch": batch,
         "options": {"warmup_steps": 5},
         "samples": {**samples, "images": [batch] * 20},
-        "summary": {"metrics": metrics or {}, "images_per_second": rate},
+        "summary": {
+            "metrics": metrics or {},
+            "phases": {"compute": 1.0},
+            **{f"images_per_second{end}": rate for end in ("", "_p05", "_p95", "_mean")},
+        },
         **changes,
     }

@@ -7,8 +7,7 @@ from hpcdl.api import study as api
 from hpcdl.jobs.spec import Module
 from hpcdl.jobs.sweep import run_statuses
 from hpcdl.workflows.study import running
-from hpcdl.workflows.study.cells import make_plan
-from hpcdl.workflows.study.measurements import note_run, noted_run
+from hpcdl.workflows.study.cells import make_plan, note_others
 from tests.make.results import trained
 from tests.make.sites import shipped
 
@@ -59,20 +58,20 @@ def planned(folder, *matrices, partitions=(), pythons=ALL, report=None, **change
 def finish(plan, rates, of=ALL, **changes):
     """Leave a result for every cell whose ranks have a rate: of some values alone."""
     for cell in plan.cells:
-        if cell.gpus in rates and of.items() <= cell.named.items():
+        if cell.gpus in rates and of.items() <= cell.values.items():
             cell.results.mkdir(parents=True, exist_ok=True)
             result = trained(cell.gpus, rates[cell.gpus], **changes)
             (cell.results / "result.json").write_text(json.dumps(result))
             (cell.results / "exit_code").write_text("0\n")
-    if not noted_run(plan.folder).others:
-        note_run(plan, {"0": 0.0})
+            note_others(plan, cell.point.id, 0.0)
     return plan
 
 
-def on_two_cores(plan, **others):
-    """Note the machine that the jobs ran on, and what others had of it by cell."""
-    noted = {"schema": 2, "cores": 2, "others": others or {"0": 0.01}}
-    (plan.folder / "machine.json").write_text(json.dumps(noted))
+def on_two_cores(plan, *others):
+    """Note the machine that the jobs ran on, and what others had of it, cell by cell."""
+    for cell, part in zip(plan.cells, others or [0.01] * len(plan.cells), strict=False):
+        if cell.results.is_dir():
+            (cell.results / "others").write_text(f"{part} 2\n")
 
 
 def findings_of(plan):

@@ -18,11 +18,9 @@ from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import OPTIONS
 from hpcdl.workflows.study import running
-from hpcdl.workflows.study.cells import make_plan
+from hpcdl.workflows.study.cells import look, make_plan, noted_partitions
 from hpcdl.workflows.study.declared import load_study, read_study, shipped
-from hpcdl.workflows.study.findings import Results
-from hpcdl.workflows.study.measurements import look
-from hpcdl.workflows.study.report import rules_of
+from hpcdl.workflows.study.report import unmeasured
 from hpcdl.workflows.study.running import collect, last_run_statuses
 from tests.make.results import LAYOUT, trained
 from tests.make.sites import shipped as shipped_site
@@ -67,13 +65,13 @@ def test_every_table_and_figure_of_the_originals_is_repeated_or_has_a_reason(nam
     rows = [line.split(" | ") for line in text.splitlines()[2:]]
     assert len(rows) >= 5
     plans = [make_plan(site, study, scale) for scale in ("small", "full")]
-    every = [Results(plan, plan.cells, (), (), (), 2, 0.0) for plan in plans]
+    every = [unmeasured(plan) for plan in plans]
     parts = [part for results in every for part in study.report(results)]
     known = {
         "figure": {part.title for part in parts if isinstance(part, api.Panel)},
         "table": {part.title for part in parts if isinstance(part, api.ResultTable)},
         "run": {each.name for each in (*study.small.jobs, *study.full.jobs)},
-        "rule": {rule["rule"] for plan in plans for rule in rules_of(plan)},
+        "rule": {one.rule for results in every for one in results.protocol.verdicts},
         "published": {one.label for one in study.published},
     }
     for tick, item, by, note in rows:
@@ -127,7 +125,6 @@ FAULTS = [
     ("gpus=1,2,4 ", "gpus=0 ", "have no counts of GPUs"),
     ("gpus=1,2,4 ", "gpus=1,1 ", "names a value twice"),
     ("gpus=1,2,4 ", "gpus ", r"'gpus' has no value"),
-    ("--steps=200", "--model=mlp", "'model' is in the matrix and in the options"),
     ('"--steps=200"', '"", ["modle=mlp"]', "'modle', which is not in the matrix"),
     ("gpus=1,2,4 ", "gpus=1,4 data=imagnet ", "unknown data set 'imagnet'"),
     ("STUDY =", "exit(3)\nSTUDY =", r"mine\.py:21: SystemExit: 3"),
@@ -211,33 +208,16 @@ def test_jobs_in_several_ways_have_names_launchers_and_programs_whatever_python(
 # ---- measurements ----
 
 
-def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(study):
-    plan, samples = study(), trained(1, 8.0)["samples"]
-    samples["seconds"][:5] = [99.0] * 5
-    samples["seconds"][-1] = 100.5
-    samples["checkpoint"][-1] = 100.0
-    finish(plan, {1: 8.0}, samples=samples)
-    (one,) = findings_of(plan).measured
-    assert (one.rate, *one.spread) == pytest.approx((8.0, 8.0, 8.0))
-
-
-def test_steps_that_a_server_hands_out_are_known_by_their_mean_alone(study):
-    samples = {**trained(1, 8.0)["samples"], "seconds": [0.25, 0.75] * 10}
-    finish(study(), {1: 8.0}, samples=samples, asynchronous=True)
-    (one,) = findings_of(study()).measured
-    assert (one.rate, one.mean_rate) == pytest.approx((8.0, 8.0), rel=0.1)
-    assert one.rates == (one.mean_rate,)
-
-
-ZERO = {**trained(1, 8.0)["samples"], "compute": [0.0] * 20}
+SUMMARY = trained(1, 8.0)["summary"]
 UNUSABLE = [
     ({"schema": 7}, "version 7; this hpcdl reads version 2"),
     ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
-    ({"options": {"warmup_steps": float("inf")}}, "must be a whole number, not 'inf'"),
+    ({"global_batch": float("inf")}, "lacks global_batch"),
     ({"model": None}, "model has no value"),
-    ({"summary": {}}, "lacks summary.metrics"),
+    ({"summary": {}}, "lacks summary.phases"),
     ({"job": {}}, "'id'"),
-    ({"samples": ZERO}, "does not split the time of any step"),
+    ({"summary": {**SUMMARY, "phases": {}}}, "holds no measured step"),
+    ({"summary": {**SUMMARY, "images_per_second_p05": 0}}, "holds no measured step"),
     ("not json", "not JSON"),
     ("[]", "no mapping"),
 ]
@@ -267,12 +247,13 @@ def test_a_score_that_is_no_number_is_none_and_its_cell_stays(study):
 def test_a_failed_job_is_a_missing_result_with_its_own_message(study):
     plan = finish(study(), {1: 8.0, 2: 15.0})
     *_, cell = plan.cells
-    logs = cell.folder / "logs"
-    logs.mkdir(parents=True)
-    (logs / "9_0.log").write_text("starting\nerror: rank 2: no space left on the device\nbye\n")
+    cell.results.mkdir(parents=True)
+    failed = {"outcome": {"status": "failed", "reason": "rank 2: no space left", "exit_code": 1}}
+    (cell.results / "result.json").write_text(json.dumps({**trained(), **failed}))
     run = RunStatus(cell.point.id, {}, str(cell.results), state="missing", job_id=9, task=0)
     missing = look(cell, run)
-    assert "job 9 failed: error: rank 2: no space left on the device" in missing.reason
+    assert "job 9 failed: rank 2: no space left (log: " in missing.reason
+    assert missing.reason.endswith("logs/9_0.log)")
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["no Slurm", "a silent one"])
@@ -328,17 +309,6 @@ def test_a_restart_of_slurm_ends_no_study_its_end_does(study, monkeypatch, silen
         assert sum(naps) >= 60
 
 
-@pytest.mark.parametrize(
-    "noted", ["{", "{}", "[]", "[" * 100_000, '{"schema": 1, "cores": 2, "load": 3}']
-)
-def test_a_damaged_note_of_the_machine_is_no_other_machine(study, noted):
-    plan = finish(study(), {1: 8.0})
-    (plan.folder / "machine.json").write_text(noted)
-    with pytest.raises(BadInput, match=r"machine\.json") as caught:
-        findings_of(plan)
-    assert "run it again" in caught.value.hint
-
-
 # ---- predictions ----
 
 
@@ -353,7 +323,7 @@ def test_what_did_not_run_is_predicted_from_the_one_rank_run(study):
 def test_on_shared_cores_predictions_start_from_two_ranks(study):
     """t1 x ranks / cores, and what two ranks lost by exchanging: more ranks lose no less."""
     half = {"compute": 0.5, "communication": 0.5}
-    summary = {"metrics": {}, "images_per_second": 8.0, "phases": half}
+    summary = {**SUMMARY, "phases": half}
     plan = finish(study(), {1: 8.0, 2: 8.0}, summary=summary)
     on_two_cores(plan)
     found = findings_of(plan)
@@ -382,10 +352,10 @@ def test_what_cannot_be_predicted_says_why(study, matrix, changes, said):
 def test_the_list_and_a_study_can_be_read_by_machines(hpcdl):
     assert len(json.loads(hpcdl("study", "list", "--json").out)["studies"]) == len(shipped())
     words = ["study", "show", "aliyun-resnet50", "--scale", "full", "--site", "p100-v100-k80"]
-    assert len(json.loads(hpcdl(*words, "--json").out)["cells"]) == 30
+    assert len(json.loads(hpcdl(*words, "--json").out)["missing"]) == 30
     shown = hpcdl("study", "show", "tsubame-io", "--site", "embedded").out
-    assert "  training: 1 job: storage=slow model=alexnet data=whole gpus=2" in shown
-    assert "  the slowed storage costs time" in shown
+    assert "- training: storage=slow model=alexnet data=whole gpus=2: not run yet" in shown
+    assert "] the slowed storage costs time" in shown
 
 
 def test_a_dry_run_at_full_scale_shows_scripts_and_leaves_out_what_cannot_run(hpcdl):
@@ -400,5 +370,7 @@ def test_a_dry_run_at_full_scale_shows_scripts_and_leaves_out_what_cannot_run(hp
 def test_a_report_is_of_the_partitions_that_the_study_was_run_on(study, tmp_path):
     """Those that `study run --partition` named, without being named again."""
     plan = study(jobs("gpus=1 partition=p100,v100"), partitions=("v100", "k80"))
-    running.note_run(plan, {})
-    assert running.noted_run(plan.folder).partitions == ("v100", "k80")
+    plan.folder.mkdir(parents=True)
+    assert noted_partitions(plan.folder) == ()
+    (plan.folder / "partitions").write_text(",".join(plan.partitions))
+    assert noted_partitions(plan.folder) == ("v100", "k80")

@@ -1,32 +1,62 @@
-"""From a study's matrices to cells: the points of one sweep, each with the values that name it.
+"""From a study's matrices to cells: the points of one sweep, each with its values and its result.
 
 The sweep is in WORK/studies/NAME-SCALE. A cell's id follows from all that its job does, so that a
-changed study does not take old results for new ones.
+changed study does not take old results for new ones. A failed job and a result of another version
+are missing results, and never stop the rest.
 """
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from hpcdl.jobs import sweep
+from hpcdl.jobs.manifest import RunStatus
 from hpcdl.jobs.spec import JobSpec
+from hpcdl.results.records import RESULT, at
 from hpcdl.site import Site
-from hpcdl.system.errors import BadInput
+from hpcdl.system.errors import BadInput, HpcdlError
+from hpcdl.system.files import read_regular, write_atomic
 from hpcdl.workflows.study.declared import PYTHON, SYNTHETIC, Jobs, Scale, Study, Values, known
+
+PARTS = ("compute", "input", "communication", "update", "other")
+"""What a step's time is made of."""
+_RATES = ("images_per_second" + end for end in ("", "_p05", "_p95", "_mean"))
+_NEEDED = (
+    *("schema", "model", "precision", "parameters", "global_batch", "job.id"),
+    *(f"layout.{name}" for name in ("ranks", "ranks_per_node", "nodes", "gpu_per_rank")),
+    *(f"summary.{name}" for name in ("phases", "metrics", *_RATES)),
+)
+"""What rules, predictions, figures and reports take from a result later."""
+_OTHERS, PARTITIONS = "others", "partitions"
+"""Names of notes: what others had of the cores, and partitions used instead of the study's own."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One job: `values` are those of the matrix and its names; `folder` is the sweep's."""
+    """One job and its result; its `values` are those of the matrix, its names, and `run`.
+
+    The `folder` is the sweep's. Without a result, `state` and `reason` say why. Rates are images
+    per second of all ranks, after the warm-up. `others` is the part of the machine's `cores` that
+    other programs had while it ran, None where nobody watched.
+    """
 
     jobs: Jobs
     values: Values
     point: sweep.SweepPoint
     folder: Path
+    result: Mapping[str, Any] = field(default_factory=dict)
+    state: str = ""
+    reason: str = ""
+    others: float | None = None
+    cores: int = 0
 
     @property
     def gpus(self) -> int:
@@ -39,20 +69,59 @@ class Cell:
         return self.values.get("data", self.jobs.data)
 
     @property
-    def named(self) -> Values:
-        """Its values, and the name of its jobs as `run`."""
-        return {**self.values, "run": self.jobs.name}
-
-    @property
     def name(self) -> str:
-        """`training: gpus=2 model=resnet50`, for messages."""
-        values = " ".join(f"{key}={value}" for key, value in self.values.items())
+        """`training: gpus=2 model=resnet50`."""
+        values = " ".join(f"{key}={text}" for key, text in but(self.values, "run").items())
         return f"{self.jobs.name}: {values}"
 
     @property
     def results(self) -> Path:
         """The directory of its job's results."""
         return sweep.point_folder(self.folder, self.point)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that trained together."""
+        return int(self.result["layout"]["ranks"])
+
+    @property
+    def rate(self) -> float:
+        """The rate of the median step."""
+        return float(self.result["summary"]["images_per_second"])
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The rates of the slow and the fast steps: 5th and 95th percentile."""
+        low, high = (self.result["summary"][f"images_per_second_{end}"] for end in ("p05", "p95"))
+        return low, high
+
+    @property
+    def mean_rate(self) -> float:
+        """The rate of all steps together, slow ones with them."""
+        return float(self.result["summary"]["images_per_second_mean"])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Scores by name; one that is no number, as of unseen classes, is left out."""
+        scores: Mapping[str, Any] = self.result["summary"]["metrics"]
+        return {name: value for name, value in scores.items() if value is not None}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Parts of a step's time, 0 to 1."""
+        phases = {part: self.result["summary"]["phases"].get(part, 0.0) for part in PARTS}
+        return {part: value / sum(phases.values()) for part, value in phases.items()}
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Parts of the mean step."""
+        step = self.result["global_batch"] / self.mean_rate
+        return {part: share * step for part, share in self.shares.items()}
+
+
+def but(values: Values, *keys: str) -> dict[str, str]:
+    """The values without those of some keys."""
+    return {name: value for name, value in values.items() if name not in keys}
 
 
 @dataclass(frozen=True)
@@ -94,19 +163,17 @@ def make_plan(
     scale = study.scale(scale_name)
     for name in pythons:
         known(name, (jobs.named.get("framework", "") for jobs in scale.jobs), "framework")
-    folder = study_folder(site, study, scale_name)
-    cells = tuple(
-        cell
-        for jobs in scale.jobs
-        for cell in _cells(site, study, scale, jobs, partitions, pythons, folder)
+    plan = StudyPlan(
+        study, scale_name, scale, site, study_folder(site, study, scale_name), (), tuple(partitions)
     )
-    if all(reasons := [cell.point.problem for cell in cells]):
+    plan = replace(plan, cells=tuple(c for jobs in scale.jobs for c in _cells(plan, jobs, pythons)))
+    if all(reasons := [cell.point.problem for cell in plan.cells]):
         raise BadInput(
             f"no cell of '{study.name}' at scale '{scale_name}' can run on the site '{site.name}'",
             details=list(dict.fromkeys(reasons))[:10],
             hint="`hpcdl study run NAME --partition A,B` uses others instead of the study's",
         )
-    return StudyPlan(study, scale_name, scale, site, folder, cells, tuple(partitions))
+    return plan
 
 
 def study_folder(site: Site, study: Study, scale_name: str) -> Path:
@@ -115,56 +182,97 @@ def study_folder(site: Site, study: Study, scale_name: str) -> Path:
 
 
 def data_folder(site: Site, scale: Scale, name: str) -> str:
-    """Return a data set's directory; generated ones are in WORK, shared by studies."""
+    """A data set's directory; those that are made are in WORK, shared by studies."""
     if name == SYNTHETIC:
         return SYNTHETIC
     data = scale.data[known(name, scale.data, "data set")]
     if data.path:
         return str(site.paths.datasets / data.path)
-    digest = sweep.point_id({"kind": data.kind, **data.options})
-    return str(site.paths.work / "studies" / "data" / f"{name}-{digest}")
+    made = shlex.join(Path(word).name for word in data.make)  # wherever hpcdl is
+    return str(site.paths.work / "studies/data" / f"{name}-{sweep.point_id({'make': made})}")
 
 
-def _cells(
-    site: Site,
-    study: Study,
-    scale: Scale,
-    jobs: Jobs,
-    partitions: Sequence[str],
-    pythons: Mapping[str, str],
-    folder: Path,
-) -> Iterator[Cell]:
+def _cells(plan: StudyPlan, jobs: Jobs, pythons: Mapping[str, str]) -> Iterator[Cell]:
+    site, scale, matrix = plan.site, plan.scale, dict(jobs.matrix)
     base = JobSpec(
-        partition=partitions[0] if partitions else site.default_partition,
+        partition=plan.partitions[0] if plan.partitions else site.default_partition,
         cpus_per_task=scale.cpus_per_rank,
         minutes=jobs.minutes or scale.minutes,
-        name=f"{study.name}-{jobs.name}"[:60],
+        name=f"{plan.study.name}-{jobs.name}"[:60],
         launcher=jobs.launcher,
         program=(*jobs.program, *shlex.split(jobs.options)),
         environment=jobs.environment,
     )
-    if "data" not in jobs.matrix and "--dataset" not in jobs.options:
-        data = f"--data={data_folder(site, scale, jobs.data)}"
-        base = replace(base, program=(*base.program, data))
-    folders = {name: data_folder(site, scale, name) for name in jobs.matrix.get("data", ())}
-    names = {path: name for name, path in folders.items()}
-    given = {"partition": partitions or jobs.matrix.get("partition"), "data": [*names]}
-    matrix = {key: given.get(key) or values for key, values in jobs.matrix.items()}
-    excluded = [
-        {key: folders.get(value, value) if key == "data" else value for key, value in each.items()}
-        for each in jobs.excluded
-    ]
+    if "data" not in matrix and "--dataset" not in jobs.options:
+        base = replace(base, program=(*base.program, "--data", jobs.data))
+    if plan.partitions and "partition" in matrix:
+        matrix["partition"] = plan.partitions
     python = pythons.get(jobs.named.get("framework", ""), "python3")
-    for point in sweep.plan(site, base, matrix, excluded):
-        spec = point.spec
+    for point in sweep.plan(site, base, matrix, jobs.excluded):
+        words = [
+            data_folder(site, scale, word) if before == "--data" else word
+            for before, word in pairwise(("", *point.spec.program))
+        ]
+        values = {"run": jobs.name, **jobs.named, **point.values}
         # The interpreter is no part of the id: a report finds results without it.
-        everything = {**jobs.named, **point.values, **spec.environment}
-        everything |= {"program": shlex.join(spec.program), "launcher": spec.launcher}
-        program = tuple(python if word == PYTHON else word for word in spec.program)
-        point = replace(
-            point,
-            id=sweep.point_id({**everything, "cpus": str(spec.cpus_per_task), "run": jobs.name}),
-            spec=replace(spec, program=program),
-        )
-        values = {key: names.get(value, value) for key, value in point.values.items()}
-        yield Cell(jobs, {**jobs.named, **values}, point, folder)
+        does = {**values, **point.spec.environment, "program": shlex.join(words)}
+        does |= {"launcher": jobs.launcher, "cpus": str(point.spec.cpus_per_task)}
+        program = tuple(python if word == PYTHON else word for word in words)
+        spec = replace(point.spec, program=program)
+        yield Cell(jobs, values, replace(point, id=sweep.point_id(does), spec=spec), plan.folder)
+
+
+# ---- results ----
+
+
+def look(cell: Cell, status: RunStatus) -> Cell:
+    """The cell with what its job measured, or with why there is nothing."""
+    if status.state == sweep.DONE:
+        try:
+            others, cores = _watched(cell)
+            result = _read(cell.results / RESULT.name)
+            return replace(cell, result=result, others=others, cores=cores)
+        except HpcdlError as fault:
+            again = f"{fault.message}; without that directory, `study run` runs it again"
+            return replace(cell, state="unusable", reason=again)
+    if status.state == sweep.IMPOSSIBLE:
+        return replace(cell, state=status.state, reason=cell.point.problem)
+    if status.state in sweep.ACTIVE:
+        return replace(cell, state=status.state, reason=f"job {status.job_id} has not ended")
+    if status.log is None:
+        return replace(cell, state=status.state, reason="it has not been submitted")
+    why = at(RESULT.find(cell.results), "outcome", "reason") or "it left no reason"
+    reason = f"job {status.job_id} failed: {why} (log: {status.log})"
+    return replace(cell, state=sweep.FAILED, reason=reason)
+
+
+def note_others(plan: StudyPlan, cell_id: str, part: float) -> None:
+    """Note beside a cell's result what part of this machine's cores other programs had."""
+    path = plan.folder / "points" / cell_id / _OTHERS
+    write_atomic(path, f"{part:.4f} {len(os.sched_getaffinity(0))}\n")
+
+
+def _watched(cell: Cell) -> tuple[float | None, int]:
+    """What was noted while a cell ran; where nobody watched, the cores of this machine."""
+    try:
+        part, cores = read_regular(cell.results / _OTHERS, 100).split()
+        return float(part), int(cores)
+    except (BadInput, ValueError):
+        return None, len(os.sched_getaffinity(0))
+
+
+def noted_partitions(folder: Path) -> tuple[str, ...]:
+    """The partitions that a study was run on instead of its own."""
+    with suppress(BadInput):
+        return tuple(filter(None, read_regular(folder / PARTITIONS, 10_000).decode().split(",")))
+    return ()
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    record = RESULT.read(path)
+    record.need(*_NEEDED)
+    summary = record.values["summary"]
+    phases = [summary["phases"].get(part, 0.0) for part in PARTS]
+    if not summary["images_per_second_p05"] > 0 or not sum(phases) > 0:
+        raise BadInput(f"{path} holds no measured step")
+    return record.values

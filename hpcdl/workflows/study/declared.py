@@ -21,7 +21,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hpcdl.jobs.sweep import check_matrix
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
 from hpcdl.system.files import read_regular
 from hpcdl.system.resources import folder
@@ -52,28 +51,15 @@ def values_of(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: made by `maker_of(kind)`, or one at `path` below the site's data."""
+    """A data set: made by a program, which its directory follows, or one of the site's, its path."""
 
-    kind: str = ""
+    make: Sequence[str] = ()
     path: str = ""
-    options: Values = field(default_factory=dict)
 
 
-def made(kind: str, options: str = "") -> DataSet:
-    """Return a data set that a job makes: digits, or photos with options such as `count=100`."""
-    return DataSet(kind, options=values_of(options))
-
-
-def maker_of(kind: str) -> tuple[str, ...]:
-    """Return the program that makes data sets of a kind; a directory and options follow."""
-    if kind == "photos":
-        return ("python", example("photographs.py"))
-    return ("hpcdl", "data", "make", kind)
-
-
-def given(path: str) -> DataSet:
-    """Return a data set that the site has."""
-    return DataSet(path=path)
+def photographs(options: str) -> DataSet:
+    """Return a data set of generated JPEGs; the options are those of examples/photographs.py."""
+    return DataSet(("python", example("photographs.py"), *shlex.split(options)))
 
 
 @dataclass(frozen=True)
@@ -111,10 +97,6 @@ class Jobs:
             raise BadInput(
                 f"the jobs '{self.name}' have no counts of GPUs", hint="write gpus=1,2,4"
             )
-        check_matrix(self.matrix, self.excluded)
-        words = {word.partition("=")[0] for word in shlex.split(self.options)}
-        if twice := [key for key in self.matrix if f"--{key}" in words]:
-            raise BadInput(f"'{twice[0]}' is in the matrix and in the options", hint="take one out")
 
     @cached_property
     def matrix(self) -> dict[str, tuple[str, ...]]:

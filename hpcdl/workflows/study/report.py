@@ -1,84 +1,217 @@
-"""A study as text and as plain values, and its report with a figure.
+"""A study's report: what its `report` yields, panels and tables, and the rules with their evidence.
 
-The report's tables are the lists of its plain values, so that report.md and report.json say the
-same. Missing results and rules that are not decided come first.
+`study show` shows it of no results, and report.md has the same text under tables and figure. The
+tables are the lists of report.json. Missing results come first.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcdl import __version__
-from hpcdl.system.chart import Panel, svg
+from hpcdl.regress.formats import markdown_table
+from hpcdl.system.chart import Curve, Panel, svg
 from hpcdl.system.files import make_directory, write_atomic, write_json
-from hpcdl.system.text import count_of, markdown_cell
+from hpcdl.system.text import markdown_cell
 from hpcdl.system.trust import require_own
-from hpcdl.workflows.study.cells import StudyPlan
-from hpcdl.workflows.study.charts import ResultTable
-from hpcdl.workflows.study.declared import line_of
+from hpcdl.workflows.study.cells import Cell, StudyPlan, but
+from hpcdl.workflows.study.declared import Published, line_of
 from hpcdl.workflows.study.findings import ANSWERS, Results
-from hpcdl.workflows.study.measurements import alone
 
 Row = Mapping[str, Any]
 _JSON_ONLY = frozenset({"job_id", "release", "result"})
 
 
-def _head(plan: StudyPlan) -> dict[str, Any]:
-    site = {"scale": plan.name, "site": plan.site.name, "takes": plan.scale.takes}
-    return {"schema": 4, "study": plan.study.name, **site}
+class ResultTable(NamedTuple):
+    """Measurements side by side."""
+
+    title: str
+    rows: Sequence[Row]
 
 
-def rules_of(plan: StudyPlan) -> list[dict[str, str]]:
-    """The rules of a scale, as they are asked of no results."""
-    nothing = Results(plan, plan.cells, (), (), (), 1, {})
-    with line_of(plan.study.path):
-        plan.scale.judge(nothing)
-    return [{"rule": one.rule, "says": one.says} for one in nothing.protocol.verdicts]
+Parts = Iterator[Panel | ResultTable]
+"""What a report has besides its tables of all cells."""
 
 
-def show_data(plan: StudyPlan) -> dict[str, Any]:
-    """A study at a scale as plain values."""
-    asked = {key: getattr(plan.study, key) for key in ("title", "question", "origin", "found")}
-    cells = [
-        {"id": cell.point.id, "values": dict(cell.named), "problem": cell.point.problem}
-        for cell in plan.cells
+def rate(results: Results, title: str = "Throughput") -> Panel:
+    """Images per second over ranks."""
+    curves = [*_curves(results)]
+    return Panel(title, _ranks(results), "images/s, all ranks", curves, log_x=2, log_y=10)
+
+
+def speedup(
+    results: Results, title: str = "Speed-up", published: Sequence[Published] = ()
+) -> Panel:
+    """Throughput over one rank's, beside what was published and what is ideal."""
+    beside = [Curve(group.label, [*group.gains.items()], "published") for group in published]
+    tops = [one.ranks for one in results.measured] + [one.gpus for one in results.predicted]
+    top = max([1, *tops, *(gpus for group in published for gpus in group.gains)])
+    counts = [2**power for power in range(10) if 2**power <= top]
+    beside.append(Curve("a GPU each: ideal", [(n, n) for n in counts], "ideal"))
+    if results.shared:
+        best = [(float(n), results.ideal(n)) for n in counts]
+        beside.append(Curve("shared cores: at best", best, "bound"))
+    curves = [*_curves(results, over_one=True), *beside]
+    return Panel(title, _ranks(results), "speed-up over one rank", curves, log_x=2, log_y=2)
+
+
+def _ranks(results: Results) -> str:
+    return "ranks, on shared CPU cores" if results.shared else "GPUs, one rank each"
+
+
+def _curves(results: Results, *, over_one: bool = False) -> Iterator[Curve]:
+    """Every series' measured line, and the predicted one with markers where nothing ran."""
+    for number, (name, series) in enumerate(results.series().items()):
+        base = results.alone(series[0])
+        if over_one and base is None:
+            continue
+        unit = base.rate if over_one and base else 1.0
+        rows = [(one.ranks, one.rate, *one.spread) for one in series]
+        yield _curve(name, rows, "measured", number, unit)
+        own = [one for one in results.predicted if results.series_of(one.values) == name]
+        if base and own:
+            rows = sorted((one.gpus, one.rate, one.low, one.high) for one in own)
+            rows = [(1, base.rate, base.rate, base.rate), *rows]
+            yield _curve(f"{name}, predicted", rows, "predicted", number, unit)
+
+
+def _curve(
+    name: str, rows: Sequence[tuple[int, float, float, float]], style: str, number: int, unit: float
+) -> Curve:
+    rates, low, high = ([row[at] / unit for row in rows] for at in (1, 2, 3))
+    points = [(float(row[0]), rate) for row, rate in zip(rows, rates, strict=True)]
+    return Curve(name, points, style, number, low, high)
+
+
+def phases(results: Results, title: str = "Where a step's time goes") -> ResultTable:
+    """The parts of a step: milliseconds in the mean, and percent of the step."""
+    rows = [
+        {"cell": one.name}
+        | {f"{k} (ms)": f"{1e3 * s:.3g} ({one.shares[k]:.0%})" for k, s in one.seconds.items()}
+        for one in results.measured
     ]
-    published = [one.label for one in plan.study.published]
-    more = {"shows": plan.scale.shows, "cells": cells, "acceptance": rules_of(plan)}
-    return {**_head(plan), **asked, **more, "published": published}
+    return ResultTable(title, rows)
 
 
-def show_text(plan: StudyPlan) -> str:
-    """The question, the matrix, how long it takes, and the acceptance rules."""
-    study, scale = plan.study, plan.scale
-    problems = [f"{cell.name}: {cell.point.problem}" for cell in plan.cells if cell.point.problem]
-    blocks = {
-        f"scale {plan.name} on {plan.site.name}: {scale.shows}": [*_jobs_text(plan)],
-        "must hold:": [rule["says"] for rule in rules_of(plan)],
-        "set beside:": [one.label for one in study.published],
-        "cannot run here, and is left out:": problems,
-    }
-    head = (
-        f"{study.name}: {study.title}\n{study.question}\nfirst asked by {study.origin}\n"
-        f"they found: {study.found}"
+def milliseconds(part: str) -> Callable[[Cell], float]:
+    """Return a table's value: what computing, input or another part of a step takes."""
+    return lambda one: 1e3 * one.seconds[part]
+
+
+def hidden(one: Cell) -> float | None:
+    """Return a table's value: percent of the exchange that a step's computing hides."""
+    alone = one.result.get("exchange")
+    return 100 * max(0.0, 1 - one.seconds["communication"] / alone) if alone else None
+
+
+def table(
+    results: Results,
+    title: str,
+    columns: str,
+    value: Callable[[Cell], float | None] = lambda measured: measured.rate,
+) -> ResultTable:
+    """A column for each value of a key, also for one that has no result: its cells say `-`."""
+    every = [but(cell.values, columns, "run") for cell in results.cells]
+    keys = dict.fromkeys(key for values in every for key in values)
+    varied = [key for key in keys if len({values.get(key) for values in every}) > 1]
+    rows: dict[str, dict[str, str]] = {}
+    for cell in results.cells:
+        name = ", ".join(f"{k} {cell.values[k]}" for k in varied or keys if k in cell.values)
+        number = value(cell) if cell.result else None
+        text = "-" if number is None else f"{number:.4g}"
+        rows.setdefault(name, {"cell": name})[cell.values[columns]] = text
+    return ResultTable(title, [*rows.values()])
+
+
+# ---- text and plain values ----
+
+
+def unmeasured(plan: StudyPlan) -> Results:
+    """The results of a study that did not run, with its rules: what is asked."""
+    cells = tuple(
+        replace(one, state="missing", reason=one.point.problem or "not run yet")
+        for one in plan.cells
     )
-    texts = ["\n  ".join([title, *lines]) for title, lines in blocks.items() if lines]
-    return "\n\n".join([head, *texts, *([f"takes: {scale.takes}"] if scale.takes else [])])
+    results = Results(plan, cells, cells)
+    with line_of(plan.study.path):
+        plan.scale.judge(results)
+    return results
 
 
-def _jobs_text(plan: StudyPlan) -> Iterator[str]:
-    for jobs in plan.scale.jobs:
-        own = sum(cell.jobs is jobs for cell in plan.possible)
-        named = "".join(f" {key}={value}" for key, value in jobs.named.items())
-        left = "".join(f"; without {text}" for text in jobs.exclude)
-        yield f"{jobs.name}: {count_of(own, 'job')}:{named} {jobs.over.strip()}{left}"
+def as_data(results: Results) -> dict[str, Any]:
+    """The report as plain values."""
+    plan, study = results.plan, results.plan.study
+    return {
+        "schema": 5,
+        "study": study.name,
+        **{key: getattr(study, key) for key in ("title", "question", "origin", "found")},
+        "scale": plan.name,
+        "site": plan.site.name,
+        "takes": plan.scale.takes,
+        "shows": plan.scale.shows,
+        "accepted": results.accepted,
+        "answer": results.answer,
+        "machine": {"cores": results.cores, "busy": results.busy},
+        "missing": [
+            {"values": dict(one.values), "state": one.state, "reason": one.reason}
+            for one in results.missing
+        ],
+        "acceptance": [
+            {"holds": ANSWERS[rule.ok], **rule._asdict()} for rule in results.protocol.verdicts
+        ],
+        "measured": [_measured(results, one) for one in results.measured],
+        "predicted": [{**one._asdict(), "error": one.error} for one in results.predicted],
+        "not_predicted": list(results.not_predicted),
+        "published": [asdict(group) for group in study.published],
+    }
 
 
-# ---- the report ----
+def _measured(results: Results, one: Cell) -> Row:
+    base = results.alone(one)
+    return {
+        "values": dict(one.values),
+        "ranks": one.ranks,
+        "nodes": len(one.result["layout"]["nodes"]),
+        "images_per_second": one.rate,
+        "p05": one.spread[0],
+        "p95": one.spread[1],
+        "speedup": one.rate / base.rate if base else None,
+        "efficiency": results.efficiency_of(one),
+        "seconds": one.seconds,
+        "metrics": one.metrics,
+        "job_id": one.result["job"]["id"],
+        "release": one.result["release"],
+        "result": str(one.results / "result.json"),
+    }
+
+
+def as_text(results: Results, cell: Callable[[str], str] = str) -> str:
+    """The question, the answer, and each rule with its evidence; `cell` makes names harmless."""
+    plan, study = results.plan, results.plan.study
+    place = f"{study.name}, scale {plan.name}, site {plan.site.name}"
+    rules = [
+        f"- [{ANSWERS[one.ok]}] {one.says}"
+        + (f": {cell(one.evidence)}" if one.evidence and results.measured else "")
+        for one in results.protocol.verdicts
+    ]
+    missing = [f"- {cell(f'{one.name}: {one.reason}')}" for one in results.missing]
+    blocks = [
+        f"# {study.title}",
+        f"{place}, accepted: {results.answer}",
+        *([f"Note: {results.busy}"] if results.busy and results.measured else []),
+        f"Question: {study.question}",
+        f"Original study: {study.origin}",
+        f"Original result: {study.found}",
+        f"What this scale can show: {plan.scale.shows}",
+        *([f"It takes {plan.scale.takes}"] if plan.scale.takes else []),
+        *(["\n".join(["Missing results:", "", *missing])] if missing else []),
+        "\n".join(["Acceptance rules:", "", *rules]),
+    ]
+    return "\n\n".join(blocks)
 
 
 def write_report(results: Results, target: Path) -> dict[str, Path]:
@@ -100,66 +233,6 @@ def write_report(results: Results, target: Path) -> dict[str, Path]:
     return paths
 
 
-def as_data(results: Results) -> dict[str, Any]:
-    """The report as plain values."""
-    return {
-        **_head(results.plan),
-        "accepted": results.accepted,
-        "answer": results.answer,
-        "machine": {"cores": results.cores, "others": dict(results.others)},
-        "missing": [
-            {"values": dict(gap.cell.named), "state": gap.state, "reason": gap.reason}
-            for gap in results.missing
-        ],
-        "acceptance": [
-            {"holds": ANSWERS[rule.ok], **vars(rule)} for rule in results.protocol.verdicts
-        ],
-        "measured": [*_measured(results)],
-        "predicted": [
-            {"values": dict(cell.values), **_without(vars(cell), "cell"), "error": cell.error}
-            for cell in results.predicted
-        ],
-        "not_predicted": list(results.not_predicted),
-        "published": [asdict(group) for group in results.plan.study.published],
-    }
-
-
-def _without(values: Row, *names: str) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key not in names}
-
-
-def _measured(results: Results) -> Iterator[dict[str, Any]]:
-    for measured in results.measured:
-        base = alone(results.every, measured)
-        yield {
-            "values": dict(measured.values),
-            "ranks": measured.ranks,
-            "nodes": len(measured.result["layout"]["nodes"]),
-            "images_per_second": measured.rate,
-            "p05": measured.spread[0],
-            "p95": measured.spread[1],
-            "speedup": measured.rate / base.rate if base else None,
-            "efficiency": results.efficiency_of(measured),
-            "seconds": dict(measured.parts),
-            "metrics": measured.metrics,
-            "job_id": measured.result["job"]["id"],
-            "release": measured.result["release"],
-            "result": str(measured.cell.results / "result.json"),
-        }
-
-
-def as_text(results: Results) -> str:
-    """Return the report as text: the rules with their evidence, then the missing results."""
-    lines = [
-        f"[{ANSWERS[one.ok]:>11}] {one.says}\n              {one.evidence}"
-        for one in results.protocol.verdicts
-    ]
-    missing = [f"  {one.cell.name}: {one.reason}" for one in results.missing]
-    head = ["cells without a measurement:"] if missing else []
-    busy = [f"note: {results.busy}"] if results.busy else []
-    return "\n".join([*lines, f"accepted: {results.answer}", *busy, *head, *missing])
-
-
 def _caption(results: Results) -> str:
     plan = results.plan
     cores = f", all ranks on {results.cores} cores" if results.shared else ""
@@ -172,28 +245,16 @@ def _caption(results: Results) -> str:
 
 
 def _markdown(results: Results, tables: Mapping[str, Sequence[Row]]) -> Iterator[str]:
-    plan, study, data = results.plan, results.plan.study, as_data(results)
-    yield f"# {study.title}"
-    yield (
-        f"Study `{study.name}` at scale `{plan.name}` on the site `{plan.site.name}`, "
-        f"{time.strftime('%Y-%m-%d')}. Accepted: **{results.answer}**."
-    )
-    yield f"**Question:** {study.question}"
-    yield f"**Original study:** {study.origin}"
-    yield f"**Original result:** {study.found}"
-    yield f"**What this scale can show:** {plan.scale.shows}"
-    if results.busy:
-        yield f"**Note:** {results.busy}"
-    yield from _section("Missing results", data["missing"])
-    yield f"![{study.title}](figure.svg)"
-    yield from _section("Acceptance", [_without(row, "ok", "rule") for row in data["acceptance"]])
-    for title, rows in tables.items():
+    data = as_data(results)
+    yield as_text(results, markdown_cell)
+    yield f"![{results.plan.study.title}](figure.svg)"
+    named = {key.capitalize(): data[key] for key in ("measured", "predicted", "published")}
+    for title, rows in {**tables, **named}.items():
         yield from _section(title, rows)
-    for key in ("measured", "predicted", "published"):
-        yield from _section(key.capitalize(), data[key])
     yield from (f"Not predicted: {gap}" for gap in results.not_predicted)
     releases = sorted({str(row["release"]) for row in data["measured"]})
-    yield f"Release: {', '.join(releases)}. Written by hpcdl {__version__}."
+    day = time.strftime("%Y-%m-%d")
+    yield f"Release: {', '.join(releases)}. Written by hpcdl {__version__} on {day}."
 
 
 def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
@@ -201,11 +262,10 @@ def _section(title: str, rows: Sequence[Row]) -> Iterator[str]:
     texts = [{key: _text(value) for key, value in row.items()} for row in rows]
     keys = dict.fromkeys(key for row in texts for key, text in row.items() if text)
     head = [key for key in keys if key not in _JSON_ONLY]
-    lines = [[markdown_cell(key.replace("_", " ")) for key in head], ["---"] * len(head)]
-    lines += [[markdown_cell(row.get(key, "")) for key in head] for row in texts]
+    cells = [[row.get(key, "") for key in head] for row in texts]
     if rows:
         yield f"## {title}"
-        yield "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        yield "\n".join(markdown_table([key.replace("_", " ") for key in head], cells))
 
 
 def _text(value: Any) -> str:

@@ -1,9 +1,8 @@
 """Runs a study: makes its data, queues what is missing, waits. The one place here that acts.
 
 While it waits it watches what other programs take of the cores that the ranks of one machine share.
-
-Data sets are made by jobs of the generator, cells are the points of one sweep: whatever is done
-stays done, so that an interrupted study resumes where it stopped.
+Cells are the points of one sweep: whatever is done stays done, so that an interrupted study resumes
+where it stopped.
 """
 
 from __future__ import annotations
@@ -24,19 +23,12 @@ from hpcdl.slurm import client
 from hpcdl.slurm.once import embedded_cluster
 from hpcdl.slurm.parse import takes_jobs
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
-from hpcdl.system.files import last_text, locked, make_directory, process_fields
+from hpcdl.system.files import last_text, locked, make_directory, process_fields, write_atomic
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import require_own
-from hpcdl.workflows.study.cells import StudyPlan, data_folder
-from hpcdl.workflows.study.declared import line_of, maker_of
+from hpcdl.workflows.study.cells import PARTITIONS, StudyPlan, data_folder, look, note_others
+from hpcdl.workflows.study.declared import line_of
 from hpcdl.workflows.study.findings import Results, predict
-from hpcdl.workflows.study.measurements import (
-    CellMeasured,
-    MissingResult,
-    look,
-    note_run,
-    noted_run,
-)
 
 _POLL_SECONDS = 2.0
 _PATIENCE_SECONDS = 60.0
@@ -59,11 +51,8 @@ def last_run_statuses(plan: StudyPlan) -> tuple[RunStatus, ...]:
 
 def collect(plan: StudyPlan, statuses: Sequence[RunStatus]) -> Results:
     """Read every cell's result, predict, and judge the rules."""
-    found = [look(cell, status) for cell, status in zip(plan.cells, statuses, strict=True)]
-    missing = tuple(one for one in found if isinstance(one, MissingResult))
-    measured = tuple(one for one in found if isinstance(one, CellMeasured))
-    ran = noted_run(plan.folder)
-    results = predict(Results(plan, plan.cells, measured, missing, measured, ran.cores, ran.others))
+    cells = tuple(look(cell, status) for cell, status in zip(plan.cells, statuses, strict=True))
+    results = predict(Results(plan, cells, cells))
     with line_of(plan.study.path):
         plan.scale.judge(results)
     return results
@@ -92,12 +81,38 @@ def start(plan: StudyPlan, modules: Modules) -> Iterator[str]:
     make_directory(plan.folder)
     require_own(plan.folder)  # before anything is written: a lock, too
     with locked(plan.folder / ".study-lock"):
-        note_run(plan, {})
+        write_atomic(plan.folder / PARTITIONS, ",".join(plan.partitions))
         names = {cell.data for cell in plan.possible}
         for name in (name for name in plan.scale.data if name in names):
-            yield from make_data(plan, name, modules)
+            yield from _make_data(plan, name, modules)
         running = 1 if plan.scale.single_node else None
         sweep.submit(plan.site, plan.folder, plan.points, modules, running)
+
+
+def _make_data(plan: StudyPlan, name: str, modules: Modules) -> Iterator[str]:
+    """Make a data set by a job, unless it is there; one that is given and not there is refused."""
+    data, folder = plan.scale.data[name], Path(data_folder(plan.site, plan.scale, name))
+    if (folder / "dataset.json").is_file():
+        return
+    if data.path:
+        hint = "put it there as TFRecords; `hpcdl data inspect --index DIR` makes it known"
+        raise BadInput(f"there is no data set {folder} ('{name}' of the study)", hint=hint)
+    yield f"making the data set {name}"
+    spec = JobSpec(
+        partition=plan.possible[0].point.spec.partition,
+        minutes=60,
+        name="study-data",
+        launcher="single",
+        program=(*data.make, str(folder)),
+    )
+    submission = submit(plan.site, spec, modules[spec.partition])
+    ended = list(follow(submission))[-1]
+    if not ended.ok:
+        raise PartlyDone(
+            f"the data set '{name}' could not be made: {ended.description}",
+            details=last_text(submission.log).splitlines()[-8:],
+            hint=f"its log is {submission.log}; run the study again to resume",
+        )
 
 
 def scripts(plan: StudyPlan, modules: Modules) -> Iterator[tuple[int, str]]:
@@ -113,7 +128,8 @@ def wait(plan: StudyPlan) -> Iterator[tuple[RunStatus, ...]]:
 
     Slurm may be silent for as long as its controller takes to restart.
     """
-    patience, watch = _PATIENCE_SECONDS, _Watch(plan)
+    patience, watched, since = _PATIENCE_SECONDS, "", (0.0, 0.0)
+    shared = plan.scale.single_node and bool(embedded_cluster())
     while True:
         try:
             statuses = sweep.run_statuses(plan.folder, plan.points)
@@ -127,40 +143,24 @@ def wait(plan: StudyPlan) -> Iterator[tuple[RunStatus, ...]]:
             patience -= _POLL_SECONDS
         else:
             patience = _PATIENCE_SECONDS
-            watch.look(statuses)
+            # One cell runs at a time: what others took since it was seen first is noted by its id.
+            cell = next((one.id for one in statuses if shared and one.state == RUNNING), "")
+            if cell and cell == watched:
+                given, taken = (now - then for now, then in zip(_work(), since, strict=True))
+                note_others(plan, cell, min(1.0, max(0.0, taken / given)))
+            elif cell:
+                watched, since = cell, _work()
             yield statuses
             if not any(status.state in ACTIVE for status in statuses):
                 return
         time.sleep(_POLL_SECONDS)
 
 
-class _Watch:
-    """What other programs take of the cores while a cell runs, noted by its id.
+def _work() -> tuple[float, float]:
+    """CPU seconds that the machine gave so far, and those of them that other programs had.
 
-    It is what the machine does, the time that its hypervisor gives to others with it, less what
-    this process and the cluster's do. One cell runs at a time there.
-    """
-
-    def __init__(self, plan: StudyPlan) -> None:
-        self.plan, self.cell, self.since = plan, "", (0.0, 0.0)
-
-    def look(self, statuses: Sequence[RunStatus]) -> None:
-        """Note what was taken since the running cell was seen first."""
-        if not (self.plan.scale.single_node and embedded_cluster()):
-            return
-        cell = next((one.id for one in statuses if one.state == RUNNING), "")
-        now = (time.monotonic() * len(os.sched_getaffinity(0)), _work_of_others())
-        if cell and cell == self.cell:
-            given, taken = (later - since for later, since in zip(now, self.since, strict=True))
-            note_run(self.plan, {cell: min(1.0, max(0.0, taken / given))})
-        else:
-            self.cell, self.since = cell, now
-
-
-def _work_of_others() -> float:
-    """CPU seconds since the machine's start that are not of this cluster and this process.
-
-    A process's own count has those of its children that have ended, so the cluster's sum is whole.
+    Others are all but this process and the cluster's, the hypervisor's other guests with them. A
+    process's own count has those of its children that have ended, so the cluster's sum is whole.
     """
     names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
@@ -169,32 +169,5 @@ def _work_of_others() -> float:
     directory = Path(os.environ["SLURM_CONF"]).parent.parent
     of_jobs = (process_fields(one.pid) for one in of_cluster(directory, by_files=False))
     jobs = sum(sum(map(int, fields[11:15])) for fields in of_jobs if fields)
-    return (every - jobs) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
-
-
-def make_data(plan: StudyPlan, name: str, modules: Modules) -> Iterator[str]:
-    """Make a data set by a job, unless it is there; one that is given and not there is refused."""
-    data, folder = plan.scale.data[name], Path(data_folder(plan.site, plan.scale, name))
-    if (folder / "dataset.json").is_file():
-        return
-    if data.path:
-        hint = "put it there as TFRecords; `hpcdl data inspect --index DIR` makes it known"
-        raise BadInput(f"there is no data set {folder} ('{name}' of the study)", hint=hint)
-    yield f"making the data set {name}"
-    options = [word for key, value in data.options.items() for word in (f"--{key}", value)]
-    partition = plan.possible[0].point.spec.partition
-    spec = JobSpec(
-        partition=partition,
-        minutes=60,
-        name="study-data",
-        launcher="single",
-        program=(*maker_of(data.kind), str(folder), *options),
-    )
-    submission = submit(plan.site, spec, modules[partition])
-    ended = list(follow(submission))[-1]
-    if not ended.ok:
-        raise PartlyDone(
-            f"the data set '{name}' could not be made: {ended.description}",
-            details=last_text(submission.log).splitlines()[-8:],
-            hint=f"its log is {submission.log}; run the study again to resume",
-        )
+    others = (every - jobs) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+    return time.monotonic() * len(names), others
