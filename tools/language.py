@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from hpcdl import facts
 from hpcdl.predict.machine import (
     HALF_BYTES,
     Machine,
@@ -31,12 +32,10 @@ from hpcdl.predict.machine import (
 )
 from hpcdl.predict.step import (
     ModelSplit,
-    SplitWork,
     Workload,
     activation_bytes,
     family,
     planned_bytes,
-    scaling_law,
     split_step,
     state_bytes,
 )
@@ -55,8 +54,8 @@ class LanguageRow:
 
     id: str
     source: str
-    work: SplitWork
-    plan: ModelSplit
+    machine: Machine
+    work: Workload
     gpus: int
     seconds: float
     state: float = 0.0
@@ -64,9 +63,14 @@ class LanguageRow:
     memory: float = 0.0
 
     @property
+    def plan(self) -> ModelSplit:
+        """How it is split."""
+        return self.work.plan or ModelSplit()
+
+    @property
     def family(self) -> str:
         """The family of its GPUs."""
-        return family(self.work.machine.gpu)
+        return family(self.machine.gpu)
 
     @property
     def group(self) -> str:
@@ -96,9 +100,8 @@ class LanguageRow:
 
     def predicted(self, efficiency: float) -> float:
         """Seconds, where matrices reach so much of the GPU's peak."""
-        work = replace(self.work, efficiency=efficiency)
-        computing, losses = split_step(work, self.plan, self.gpus)
-        stragglers = scaling_law().straggler * math.log2(self.gpus)
+        computing, losses = split_step(self.machine, self.work, self.gpus, efficiency)
+        stragglers = facts.load("predict")["law"]["straggler"] * math.log2(self.gpus)
         return computing * (1 + stragglers) + sum(losses.values())
 
 
@@ -144,18 +147,14 @@ def _planned(row: dict[str, Any]) -> LanguageRow:
     return LanguageRow(
         row["id"],
         row["source"],
-        _work(machine, net, whole["micro_batch"]),
-        plan,
+        machine,
+        Workload(net, whole["micro_batch"], "amp", plan=plan),
         whole["gpus"],
         seconds,
         row.get("state_gib", 0.0),
         row.get("activation_gib", 0.0),
         row.get("memory_gb", 0.0),
     )
-
-
-def _work(machine: Machine, net: NetworkSums, batch: int) -> SplitWork:
-    return SplitWork(machine, Workload(net, batch, "amp"), 1.0)
 
 
 def _seconds(row: dict[str, Any], net: NetworkSums) -> float:
@@ -183,8 +182,8 @@ def _sharded() -> Iterator[LanguageRow]:
         machine = machine_of(row, gpus)
         if machine:
             seconds = gpus * batch * row.accumulation / row.rate
-            work = _work(machine, network(row.model, row.size), batch)
-            yield LanguageRow(row.id, row.source, work, plan_of(row), gpus, seconds)
+            work = Workload(network(row.model, row.size), batch, "amp", plan=plan_of(row))
+            yield LanguageRow(row.id, row.source, machine, work, gpus, seconds)
 
 
 def fit(known: Sequence[LanguageRow]) -> float:
@@ -251,7 +250,7 @@ def memory_errors(known: Sequence[LanguageRow]) -> dict[str, list[float]]:
     """Relative errors of what a GPU keeps, by what was told and by source."""
     found: dict[str, list[float]] = {}
     for row in known:
-        net, plan, batch = row.work.work.net, row.plan, row.work.work.batch
+        net, plan, batch = row.work.net, row.plan, row.work.batch
         if row.activations:
             size = activation_bytes(net, plan, batch, HALF_BYTES) / GIB
             found.setdefault("activations", []).append(size / row.activations - 1)

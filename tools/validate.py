@@ -17,7 +17,7 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +40,10 @@ from hpcdl.predict.start import (
 from hpcdl.predict.step import (
     ENDLESS,
     PRECISIONS,
-    ScalingLaw,
     Workload,
     exchange_seconds,
-    split_on,
     split_step,
+    utilisation,
 )
 from hpcdl.system.files import write_atomic
 from hpcdl.system.text import table
@@ -143,9 +142,10 @@ def _parts(side: Side, image: float) -> tuple[tuple[float, float], float]:
     """
     compute = image * side.images
     if side.work.plan:
-        split = split_on(side.machine, side.work)
-        paced = replace(split, pace=compute / split_step(split, side.work.plan, 1)[0])
-        computing, losses = split_step(paced, side.work.plan, side.gpus)
+        split = side.machine, side.work
+        part = utilisation(side.machine.gpu, side.work.plan)["part"]
+        pace = compute / split_step(*split, 1, part)[0]
+        computing, losses = split_step(*split, side.gpus, part, pace)
         part = computing / compute
         return (part * math.log2(side.gpus), 0.0), part + sum(losses.values()) / compute - 1
     sent = _exchange(side) / compute
@@ -327,11 +327,11 @@ def one_gpu_errors(found: Sequence[OneGpuRow]) -> dict[str, list[Judged]]:
             work = Workload(net, row.batch or USUAL_BATCH, row.precision)
             name = row.framework.partition(" ")[0]
             framework = name + (" with XLA" if row.xla else "")
-            told = reached(machine, work, framework, left, effects)
-            alike = told.nearest is not None and told.nearest.framework.startswith(name)
-            group = kind(row, told.nearest is not None, alike)
+            part, nearest = reached(machine, work, framework, left, effects)
+            alike = nearest is not None and nearest.framework.startswith(name)
+            group = kind(row, nearest is not None, alike)
             if group:
-                kinds[group].append((told.part - row.part, row.source))
+                kinds[group].append((part - row.part, row.source))
 
     for hidden in sources.values():
         judge(hidden, lambda _, joins, alike: ("same" if alike else "foreign") if joins else "")
@@ -432,9 +432,9 @@ def fitted() -> dict[str, Any]:
     """All coefficients of facts/predict.yaml."""
     found = [law_pair(pair) for pair in pairs(rows())[0]]
     single = single_rows()
-    law = ScalingLaw(*(round(value, 4) for value in fit_law(found)))
+    law = [round(value, 4) for value in fit_law(found)]
     return {
-        "law": law._asdict(),
+        "law": dict(zip(("straggler", "exchange"), law, strict=True)),
         "scale": _SCALE,
         "ranges": ranges_of(found, losses_left_out(found)),
         "one_gpu": one_gpu_ranges(one_gpu_errors(single)),

@@ -2,8 +2,8 @@
 
 A machine comes from a partition of the site file: a GPU's peaks, the links of a node, the network,
 the cores. Figures are rows of facts/gpus.yaml and facts/links.yaml. Bandwidths are bytes per second
-each way, latencies seconds. The cost of an all-reduce over the links is a line, seconds = latency +
-bytes x rate, one per algorithm; the cheapest one for a size is taken, as NCCL and MPI do.
+each way, latencies seconds. Of the algorithms of an all-reduce the fastest one for a size is taken,
+as NCCL and MPI do.
 
 A network is sums of work, memory traffic and parameters: of facts/networks.yaml, which
 `tools.networks` writes from real Keras models; transformers are laid out from their published
@@ -187,35 +187,23 @@ def measured(link: Link | None, rate: float) -> Link:
     return link._replace(name=f"{link.name}, measured {rate / GIGA:.3g} GB/s", bandwidth=rate)
 
 
-class MessageCost(NamedTuple):
-    """Seconds of a message: `latency` + bytes x `rate` (seconds per byte)."""
+def allreduce(machine: Machine, local: int, nodes: int, size: float) -> float:
+    """Seconds of an all-reduce of `size` bytes over `nodes` nodes of `local` GPUs.
 
-    latency: float
-    rate: float
-
-    def seconds(self, size: float) -> float:
-        """Seconds of `size` bytes."""
-        return self.latency + self.rate * size
-
-
-def allreduce(machine: Machine, local: int, nodes: int) -> tuple[MessageCost, ...]:
-    """The candidates for `nodes` nodes of `local` GPUs: a ring, and rings joined by a tree.
-
-    A ring has 2(N-1) steps of S/N bytes (Patarasuk, Yuan 2009); a double binary tree two passes of
-    2 log2(N) steps at full bandwidth (NCCL 2.4).
+    A ring has 2(N-1) steps of S/N bytes (Patarasuk, Yuan 2009); rings within nodes that a double
+    binary tree joins, two passes of 2 log2(N) steps at full bandwidth (NCCL 2.4). The faster one.
     """
     link, ranks = machine.inside, local * nodes
-    inside = MessageCost(2 * (local - 1) * link.latency, 2 * (local - 1) / local / link.bandwidth)
+    inside = 2 * (local - 1) * (link.latency + size / local / link.bandwidth)
     if nodes < 2:
-        return (inside,)
+        return inside
     # NCCL's ring goes into and out of every node once. Every step waits for the slowest link;
     # those inside a node hide behind those between.
     outside = machine.between
     slowest = max(1 / link.bandwidth if local > 1 else 0.0, 1 / outside.bandwidth)
-    ring = MessageCost(2 * (ranks - 1) * outside.latency, 2 * (ranks - 1) / ranks * slowest)
+    ring = 2 * (ranks - 1) * (outside.latency + size / ranks * slowest)
     passes = 4 * math.ceil(math.log2(nodes)) * outside.latency
-    joined = MessageCost(inside.latency + passes, inside.rate + 2 / outside.bandwidth)
-    return ring, joined
+    return min(ring, inside + passes + 2 * size / outside.bandwidth)
 
 
 # ---- networks ----

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,6 @@ from hpcdl.predict.machine import (
 from hpcdl.predict.start import Calibration, Exchange, MeasuredRun
 from hpcdl.predict.step import (
     ENDLESS,
-    FORMS,
     PRECISIONS,
     ModelSplit,
     SharedCores,
@@ -87,7 +86,6 @@ class ScalingRequest:
         None,
         **choice(*PRECISIONS, "bf16"),
     )
-    form: str = option(", ".join(FORMS), FORMS[0], **choice(*FORMS), flag=None)
     storage_gbs: float | None = option(
         "read bandwidth of the file system of real images (enough)",
         None,
@@ -125,7 +123,7 @@ class ScalingRequest:
     real: bool = option("whether images are read and decoded", False, **SWITCH, flag=None)
     ahead: bool = True
     images_per_second: float | None = option(
-        "images/s of one GPU", None, flag=None, **number(0, 1e12)
+        "images/s of one GPU", None, flag=None, **number(1e-4, 1e12)
     )
     result: Path | None = None
     exchanges: tuple[Exchange, ...] = ()
@@ -187,7 +185,7 @@ class ScalingPoint(NamedTuple):
 class Forecast:
     """Counts of GPUs, what they give, and what to take; `images` are those of an epoch.
 
-    `left_out` says why some counts of a range are not there, `found` what was used unasked.
+    `notes` are caveats, `found` is what was used unasked.
     """
 
     request: ScalingRequest
@@ -196,48 +194,13 @@ class Forecast:
     calibration: Calibration
     images: float
     points: tuple[ScalingPoint, ...]
-    left_out: str = ""
+    notes: tuple[str, ...] = ()
     price: float | None = None
     found: tuple[str, ...] = ()
 
     def cost(self, point: ScalingPoint) -> float | None:
         """Return the training's cost, None if a GPU-hour has no price."""
         return None if self.price is None else point.gpu_hours * self.price
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Return the caveats of the forecast."""
-        work, measured_at = self.work, self.calibration.batch
-        wide, node = work.plan.tensor if work.plan else 1, self.machine.per_node
-        notes = []
-        if measured_at != work.batch:
-            notes.append(
-                f"it was measured at batch {measured_at}; the same images/s are assumed at "
-                f"{work.batch}"
-            )
-        if not all(point.fits for point in self.points):
-            notes.append(self._memory_note)
-        if node % wide and wide % node:
-            notes.append(
-                f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: "
-                "that some of them work across nodes is not counted"
-            )
-        if work.shared:
-            cores = work.shared.cores
-            notes.append(f"one machine emulates all nodes: ranks share its {cores} cores")
-        return (*notes, *([self.left_out] if self.left_out else []))
-
-    @property
-    def _memory_note(self) -> str:
-        """Describe how much memory is missing on the fewest GPUs, and what would fit."""
-        gpus = min(point.gpus for point in self.points)
-        needs, has = self.work.memory_bytes(gpus), self.machine.memory
-        where = f" on {count_of(gpus, 'GPU')}" if self.work.plan else ""
-        return (
-            f"batch {self.work.batch} is not likely to fit{where}: it needs about "
-            f"{needs / GIGA:,.0f} GB, and the {self.machine.gpu} has {has / GIGA:g} GB; "
-            f"{smallest_that_fits(self.machine, self.work)}"
-        )
 
 
 CountChoice = tuple[Forecast, ScalingPoint]
@@ -284,12 +247,16 @@ def answer(request: ScalingRequest) -> Forecast:
     reference = one.seconds if work.feed.ahead else one.compute
     ran_here = base.proof == "run" and base.batch >= work.batch
 
+    lost, stretch = _lost(measured, machine, work, base.seconds)
+
     def point(gpus: int) -> ScalingPoint:
         nodes = max(1, gpus // machine.per_node)
-        ran = measured if gpus > 1 else None
-        step = _step(machine, work, base, gpus, nodes, ran)
+        step = predict_step(machine, work, base.seconds, gpus, nodes)
+        if gpus > 1:
+            step = step._replace(losses={k: stretch * loss for k, loss in step.losses.items()})
         each_second = work.images_of(gpus) / step.seconds
-        low, high = _bounds(step, work, base, ran)
+        same = measured is not None and (measured.ranks, measured.nodes) == (gpus, nodes)
+        low, high = _bounds(step, work, base, lost, same=same)
         return ScalingPoint(
             step,
             each_second,
@@ -304,34 +271,54 @@ def answer(request: ScalingRequest) -> Forecast:
         )
 
     points = tuple(map(point, counts))
-    return Forecast(request, machine, work, base, images, points, left_out)
+    notes = (*_notes(machine, work, base, points), *filter(None, [left_out]))
+    return Forecast(request, machine, work, base, images, points, notes)
 
 
-def _step(
-    machine: Machine,
-    work: Workload,
-    base: Calibration,
-    gpus: int,
-    nodes: int,
-    ran: MeasuredRun | None,
-) -> StepTime:
-    """The step of a count of GPUs, its loss stretched by what the run lost."""
-    step = predict_step(machine, work, base.seconds, gpus, nodes)
-    if ran is None:
-        return step
-    if (ran.ranks, ran.nodes) == (gpus, nodes):  # the run itself, whatever one rank does
-        step = step._replace(compute=min(step.compute, ran.step))
-        return step.losing(ran.loss(step.compute))
-    theirs = predict_step(machine, work, base.seconds, ran.ranks, ran.nodes)
-    return step.losing(start.stretched(step.loss, ran.loss(theirs.compute), theirs.loss))
+def _notes(
+    machine: Machine, work: Workload, base: Calibration, points: Sequence[ScalingPoint]
+) -> Iterator[str]:
+    """The caveats of a forecast."""
+    wide, node = work.plan.tensor if work.plan else 1, machine.per_node
+    if base.batch != work.batch:
+        yield (
+            f"it was measured at batch {base.batch}; the same images/s are assumed at {work.batch}"
+        )
+    if not all(point.fits for point in points):
+        gpus = min(point.gpus for point in points)
+        where = f" on {count_of(gpus, 'GPU')}" if work.plan else ""
+        yield (
+            f"batch {work.batch} is not likely to fit{where}: it needs about "
+            f"{work.memory_bytes(gpus) / GIGA:,.0f} GB, and the {machine.gpu} has "
+            f"{machine.memory / GIGA:g} GB; {smallest_that_fits(machine, work)}"
+        )
+    if node % wide and wide % node:
+        yield (
+            f"{wide} GPUs of tensor parallelism do not divide the {node} of a node: "
+            "that some of them work across nodes is not counted"
+        )
+    if work.shared:
+        yield f"one machine emulates all nodes: ranks share its {work.shared.cores} cores"
+
+
+def _lost(
+    run: MeasuredRun | None, machine: Machine, work: Workload, alone: float
+) -> tuple[float | None, float]:
+    """The logarithm of what a run of several GPUs lost, and how many times the model's loss."""
+    if run is None:
+        return None, 1.0
+    theirs = predict_step(machine, work, alone, run.ranks, run.nodes)
+    lost = max(0.0, run.step - theirs.compute)
+    return math.log1p(lost / theirs.compute), lost / (theirs.seconds - theirs.compute)
 
 
 def _bounds(
-    step: StepTime, work: Workload, base: Calibration, ran: MeasuredRun | None
+    step: StepTime, work: Workload, base: Calibration, ran: float | None, *, same: bool
 ) -> tuple[float, float]:
     """Return factors on the rate: the true rate is between them eight times in ten.
 
-    Beside a run of several GPUs, only what the count adds to or takes from their loss is unsure.
+    Beside a run of several GPUs, which lost `ran`, only what the count adds to or takes from that
+    loss is unsure; nothing of its own count (`same`).
     """
     if step.gpus == 1 or (work.plan and base.proof != "run"):
         return base.low, base.high
@@ -341,11 +328,8 @@ def _bounds(
         lows, highs = zip(factors(step.loss, kind), (base.low, base.high), strict=True)
         low, high = (math.hypot(*map(math.log, pair)) for pair in (lows, highs))
         return math.exp(-low), math.exp(high)
-    noise = 1 / start.ONE_RUN
-    if (ran.ranks, ran.nodes) == (step.gpus, step.nodes):
-        return noise, 1 / noise
-    low, high = factors(abs(step.loss - ran.loss(step.compute)), kind)
-    return noise * low, high / noise
+    low, high = (1.0, 1.0) if same else factors(abs(step.loss - ran), kind)
+    return low / start.ONE_RUN, high * start.ONE_RUN
 
 
 def kind_of(nodes: int, *, real: bool) -> str:
@@ -436,10 +420,9 @@ def _counts(request: ScalingRequest, machine: Machine) -> tuple[tuple[int, ...],
 def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
     """The machine, the workload and one GPU's step that a request means."""
     check(request)
-    if request.plan and (request.form != FORMS[0] or request.reads):
+    if request.plan and request.reads:
         raise BadInput(
-            "a split transformer exchanges in its own form, and reads no images",
-            hint="leave out `form`, and what describes images; zero=3 is FSDP",
+            "a split transformer reads no images", hint="leave out what describes images"
         )
     machine = of_partition(request.partition)
     for exchange in request.exchanges:  # links that the site's checks measured
@@ -450,7 +433,9 @@ def prepare(request: ScalingRequest) -> tuple[Machine, Workload, Calibration]:
     if run:
         return machine, work, start.from_result(run, work.batch)
     if request.images_per_second is not None:
-        return machine, work, start.from_images_per_second(request.images_per_second, work)
+        source = f"{request.images_per_second:g} images/s as given"
+        seconds = work.batch / request.images_per_second
+        return machine, work, Calibration(seconds, work.batch, source, "doubtful")
     return machine, work, start.from_facts(machine, work)
 
 
@@ -481,10 +466,9 @@ def _workload(request: ScalingRequest, run: MeasuredRun | None, machine: Machine
         net,
         request.batch or (run.batch if run else 1 if request.plan else start.USUAL_BATCH),
         _precision(request, run, machine),
-        request.form,
-        fed,
-        request.plan,
-        SharedCores(request.cores, run.cpus, run.ranks) if request.cores and run else None,
+        feed=fed,
+        plan=request.plan,
+        shared=SharedCores(request.cores, run.cpus, run.ranks) if request.cores and run else None,
     )
 
 

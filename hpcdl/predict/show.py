@@ -28,39 +28,29 @@ def forecast_text(forecasts: Sequence[Forecast]) -> str:
         for point in forecast.points
     ]
     hidden = _LEFT_OUT if several else {"partition", "GPU"}
-    header = [
-        name
-        for name in rows[0]
-        if name not in hidden and any(row.get(name, "-") != "-" for row in rows)
-    ]
+    known = dict.fromkeys(name for row in rows for name, cell in row.items() if cell != "-")
+    header = [name for name in known if name not in hidden]
     counts = table([[row.get(name, "-") for name in header] for row in rows], header)
-    verdict = table([(name, text) for name, _, text in _verdict(forecasts)])
     grounds = [line for forecast in forecasts for line in _grounds(forecast, several)]
     grounds.append("likely: eight of ten published rows were within these bounds (docs/predict.md)")
     head = [] if several else [_head(forecasts[0]), ""]
-    return "\n".join([verdict, "", *head, counts, "", *grounds])
+    return "\n".join([table(_verdict(forecasts)), "", *head, counts, "", *grounds])
 
 
-def _verdict(forecasts: Sequence[Forecast]) -> list[tuple[str, Forecast | None, str]]:
-    """Each recommended count by its name, with its forecast and a text.
-
-    The largest efficient count is left out of a verdict on several partitions.
-    """
-    request, chosen = forecasts[0].request, choose(forecasts)
-    within = f" within {request.deadline_hours:g} h" if request.deadline_hours else ""
-    names = {"fastest": "fastest", "cheapest": f"cheapest{within}"}
-    if len(forecasts) > 1:
+def _verdict(forecasts: Sequence[Forecast]) -> list[tuple[str, str]]:
+    """Each recommended count by its name; of several partitions, the fastest and the cheapest."""
+    hours, chosen = forecasts[0].request.deadline_hours, choose(forecasts)
+    within, by = f" within {hours:g} h" if hours else "", ""
+    if several := len(forecasts) > 1:
         priced = all(forecast.price is not None for forecast in forecasts)
-        names["cheapest"] = f"cheapest by {'money' if priced else 'GPU-hours'}{within}"
-    else:
-        names["efficient"] = "largest below 10% loss"
-    lines: list[tuple[str, Forecast | None, str]] = []
-    for choice, name in names.items():
-        if one := chosen[choice]:
-            on = f"{one[0].machine.name}, " if len(forecasts) > 1 else ""
-            lines.append((name, one[0], on + _choice(*one)))
-        else:
-            lines.append((name, None, _why_none(forecasts)))
+        by = " by money" if priced else " by GPU-hours"
+        del chosen["efficient"]
+    names = {"cheapest": f"cheapest{by}{within}", "efficient": "largest below 10% loss"}
+    lines = []
+    for choice, one in chosen.items():
+        on = f"{one[0].machine.name}, " if one and several else ""
+        text = on + _choice(*one) if one else _why_none(forecasts)
+        lines.append((names.get(choice, choice), text))
     return lines
 
 
@@ -180,8 +170,8 @@ def forecast_data(forecasts: Sequence[Forecast]) -> dict[str, Any]:
     if len(forecasts) == 1:
         return _data(forecasts[0])
     verdict = {
-        name.partition(" ")[0]: one and {"partition": one.machine.name, "says": text}
-        for name, one, text in _verdict(forecasts)
+        name: one and {"partition": one[0].machine.name, "gpus": one[1].gpus}
+        for name, one in choose(forecasts).items()
     }
     return {"schema": 1, "verdict": verdict, "partitions": [_data(one) for one in forecasts]}
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from hpcdl import facts
 from hpcdl.predict.machine import CPU, GIGA, Machine, NetworkSums, measured, network, roofline
-from hpcdl.predict.step import Workload, split_on, utilisation
+from hpcdl.predict.step import Workload, utilisation, whole_on_one
 from hpcdl.results.gpus import model_of_type
 from hpcdl.results.records import RESULT, at
 from hpcdl.system.errors import BadInput
@@ -40,8 +40,6 @@ _SPREAD = 0.03
 """What two runs of the same job usually differ by, as a part."""
 ONE_RUN = math.exp(NormalDist().inv_cdf(0.9) * _SPREAD * math.sqrt(2))
 """The factor by which the next run may differ from a single one, eight times in ten."""
-_LEAST_LOSS = 0.005
-_MOST_STRETCHED = 20.0
 
 
 # ---- runs ----
@@ -75,10 +73,6 @@ class MeasuredRun:
     def step(self) -> float:
         """Seconds of a step of all ranks, waiting and exchanging with it."""
         return self.ranks * self.batch / self.images_per_second
-
-    def loss(self, alone: float) -> float:
-        """Return the logarithm of the step over one rank's own work (`alone`)."""
-        return max(0.0, math.log(self.step / alone))
 
 
 def read_result(path: Path) -> MeasuredRun:
@@ -166,16 +160,6 @@ def trained_precision(name: str, compute: str | None, *, compress: bool = False)
     return "tf32" if name == "tf32" or multiplied else "fp32"
 
 
-def stretched(loss: float, there: float, theirs: float) -> float:
-    """The model's loss of a count, by what runs of another lost and it said of them (`theirs`).
-
-    Where the model predicts nearly no loss, what was measured is added instead of stretched.
-    """
-    if theirs < _LEAST_LOSS:
-        return max(0.0, loss + there - theirs)
-    return loss * min(there / theirs, _MOST_STRETCHED)
-
-
 # ---- all-reduce checks ----
 
 
@@ -252,17 +236,6 @@ def from_result(result: MeasuredRun, batch: int) -> Calibration:
     return Calibration(seconds, result.batch, f"{result.origin.name}: {rate}", "run")
 
 
-def from_images_per_second(rate: float, work: Workload) -> Calibration:
-    """The calibration that a user states: images per second of one GPU, not measured here.
-
-    Raises BadInput: the rate is absurd.
-    """
-    step = work.batch / rate if rate > 0 else math.inf
-    if not 1e-6 < step < LONGEST_STEP:
-        raise BadInput(f"{rate:g} images/s of one GPU is not possible")
-    return Calibration(step, work.batch, f"{rate:g} images/s as given", "doubtful")
-
-
 def from_facts(machine: Machine, work: Workload) -> Calibration:
     """The calibration of a machine where nothing was measured.
 
@@ -271,28 +244,27 @@ def from_facts(machine: Machine, work: Workload) -> Calibration:
     _refuse_unknown(machine, work)
     if work.plan is None:
         return _from_rows(machine, work)
-    split, bounds = split_on(machine, work), utilisation(machine.gpu, work.plan)
-    source = f"matrices at {split.efficiency:.0%} of the GPU's peak, as in published transformers"
-    seconds = split.alone(work.plan)
+    bounds, seconds = utilisation(machine.gpu, work.plan), whole_on_one(machine, work)
+    source = f"matrices at {bounds['part']:.0%} of the GPU's peak, as in published transformers"
     return Calibration(seconds, work.batch, source, "doubtful", bounds["low"], bounds["high"])
 
 
 def _from_rows(machine: Machine, work: Workload) -> Calibration:
     """One GPU's step by published single-GPU rows, and by effects where there are few."""
     framework = "PyTorch" if work.form == "ddp" else "TensorFlow"
-    reach = reached(machine, work, framework, one_gpu_rows())
-    row = reach.nearest
+    part, row = reached(machine, work, framework, one_gpu_rows())
+    shipped = facts.load("predict")
     if row is None:
-        kind, proof = ("borrowed" if reach.known else "unseen"), "doubtful"
+        known = work.net.name in shipped["effects"]["network"]
+        kind, proof = ("borrowed" if known else "unseen"), "doubtful"
         source = "effects of GPU, precision and network in published rows (none joins these)"
     else:
         kind, proof = ("same" if row.framework.startswith(framework) else "foreign"), "published"
         batch = f"{row.batch or 'unknown'}{' with XLA' if row.xla else ''}"
         source = f"{row.source}: {row.rate:g} images/s at batch {batch}"
         source += f" ({row.framework})" if kind == "foreign" else ""
-    seconds = roof(machine, work) / math.exp(reach.part)
-    bounds = facts.load("predict")["one_gpu"][kind]
-    return Calibration(seconds, work.batch, source, proof, **bounds)
+    seconds = roof(machine, work) / math.exp(part)
+    return Calibration(seconds, work.batch, source, proof, **shipped["one_gpu"][kind])
 
 
 def _refuse_unknown(machine: Machine, work: Workload) -> None:
@@ -359,39 +331,26 @@ def roof(machine: Machine, work: Workload) -> float:
     return roofline(work.net, work.batch, peak, machine.memory_rate, work.activation_bytes)
 
 
-class ReachedPart(NamedTuple):
-    """The log of the part of the roofline that is reached, and the row that counted most.
-
-    `nearest` is None where no row joins GPU, network and precision; `known` is whether the network
-    has rows at all.
-    """
-
-    part: float
-    nearest: OneGpuRow | None
-    known: bool
-
-
 def reached(
     machine: Machine,
     work: Workload,
     framework: str,
     rows: Iterable[OneGpuRow],
     effects: Mapping[str, Any] | None = None,
-) -> ReachedPart:
-    """Estimate what a GPU reaches of the roofline of a step, from rows and effects.
+) -> tuple[float, OneGpuRow | None]:
+    """The log of the part of a step's roofline that a GPU reaches, and the row that counted most.
 
-    `framework` is its name, ` with XLA` behind it where XLA compiles.
+    No row joins GPU, network and precision where that is None. `framework` is its name, ` with XLA`
+    behind it where XLA compiles.
     """
-    of_network = [row for row in rows if row.model == work.net.name]
-    joined = machine.gpu, units_of(work.precision)
-    same = [row for row in of_network if (row.gpu, row.precision) == joined]
+    joined = work.net.name, machine.gpu, units_of(work.precision)
+    same = [row for row in rows if (row.model, row.gpu, row.precision) == joined]
     weights = [_weight(row, work, framework) for row in same]
     effects = facts.load("predict")["effects"] if effects is None else effects
     usual = expected(effects, machine.gpu, work.net, work.precision, framework)
     mean = sum(weight * row.part for weight, row in zip(weights, same, strict=True))
     nearest = same[weights.index(max(weights))] if same else None
-    part = (mean + _EFFECTS * usual) / (sum(weights) + _EFFECTS)
-    return ReachedPart(part, nearest, bool(of_network))
+    return (mean + _EFFECTS * usual) / (sum(weights) + _EFFECTS), nearest
 
 
 def _weight(row: OneGpuRow, work: Workload, framework: str) -> float:

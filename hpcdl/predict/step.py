@@ -49,6 +49,7 @@ from hpcdl.system.text import did_you_mean
 
 _MOST_PARTS = 100_000
 _FLOW = 4
+_LARGE = 1e15
 CHECKPOINTING = ("none", "selective", "full")
 _ADAM = 8.0  # bytes of both moments of a weight
 _UPDATE = 34.0  # bytes that clipping and Adam move of a weight: 5 x 4 read, 3 x 4 and 2 written
@@ -225,84 +226,6 @@ def planned_bytes(net: NetworkSums, plan: ModelSplit, batch: int, gpus: int, ele
 # ---- time ----
 
 
-@dataclass(frozen=True)
-class SplitWork:
-    """A split training and its place.
-
-    `efficiency` is the part of the peak that matrices reach; `pace` stretches computing to a
-    measured step.
-    """
-
-    machine: Machine
-    work: Workload
-    efficiency: float
-    pace: float = 1.0
-
-    def alone(self, plan: ModelSplit) -> float:
-        """Seconds of a micro-batch on one GPU that holds everything and recomputes nothing."""
-        return split_step(self, ModelSplit(fused=plan.fused), 1)[0]
-
-    def block(self, plan: ModelSplit) -> tuple[float, float]:
-        """Seconds of a block's forward pass, and of what is computed again."""
-        net, batch, element = self.work.net, self.work.batch, self.work.activation_bytes
-        every = kept(net, plan, batch, element, "none")
-        scores = every - kept(net, plan, batch, element, "selective")
-        core = self._seconds(2.0 * net.shape.hidden * net.height**2, scores, plan)
-        forward = self._seconds(net.shape.block_macs(net.height), every, plan)
-        again = {"none": 0.0, "selective": core, "full": forward}
-        # Fused attention computes its scores, half of its core, with every backward pass.
-        usual = core / 2 if plan.fused else 0.0
-        return forward + usual / 3, again[plan.checkpointing]
-
-    def output(self, plan: ModelSplit) -> float:
-        """Seconds of the output layer, both passes; its logits are float32."""
-        net = self.work.net
-        words = net.height * net.shape.vocabulary
-        logits = FLOAT_BYTES * self.work.batch * words / plan.tensor
-        return 3 * self._seconds(float(words * net.shape.hidden), logits, plan)
-
-    def _seconds(self, macs: float, size: float, plan: ModelSplit) -> float:
-        """Seconds of a sequence's multiply-adds, and of writing and reading `size` bytes."""
-        peak = self.machine.peak(self.work.precision)
-        work = 2 * macs * self.work.batch / (peak * self.efficiency * plan.tensor)
-        return self.pace * (work + 2 * size / self.machine.memory_rate)
-
-    def passed(self, plan: ModelSplit) -> tuple[float, float]:
-        """Seconds of a block's all-reduces, and of a micro-batch that every GPU sends a part of."""
-        machine, work, reduced, sent = self.machine, self.work, 0.0, 0.0
-        size = work.activation_bytes * work.net.height * work.batch * work.net.shape.hidden
-        if plan.tensor > 1:
-            local = min(plan.tensor, machine.per_node)
-            links = allreduce(machine, local, -(-plan.tensor // local))
-            times = 4 + 2 * (plan.checkpointing == "full") + plan.sequence
-            reduced = _exposed("tensor") * times * min(line.seconds(size) for line in links)
-        if plan.stages > 1:
-            within = plan.gpus <= machine.per_node
-            link, share = (machine.inside, 1) if within else (machine.between, machine.per_node)
-            one = link.latency + size / plan.tensor * share / link.bandwidth
-            sent = 2 * plan.interleave * one
-        return reduced, sent
-
-    def exchanged(self, plan: ModelSplit, replicas: int) -> float:
-        """Seconds that exchanging gradients, and with FSDP weights, adds to a step."""
-        if replicas < 2:
-            return 0.0
-        # Replicas lie side by side in a node, and the groups of a node share its network.
-        local = min(replicas, max(1, self.machine.per_node // plan.tensor))
-        nodes = -(-replicas // local)
-        groups = max(1, self.machine.per_node // local) if nodes > 1 else 1
-        rate = groups * min(line.rate for line in allreduce(self.machine, local, nodes))
-        # FSDP gathers weights in both passes of every micro-batch, and scatters gradients.
-        weights = 1.5 * HALF_BYTES * plan.micro_batches
-        size = weights if plan.zero > 2 else self.work.gradient_bytes
-        return _exposed("exchange") * rate * stage_parameters(self.work.net, plan) * size
-
-
-def split_on(machine: Machine, work: Workload) -> SplitWork:
-    """A split training on a machine, its matrices at what published ones reach."""
-    return SplitWork(machine, work, utilisation(machine.gpu, work.plan or ModelSplit())["part"])
-
-
 def utilisation(gpu: str, plan: ModelSplit) -> dict[str, float]:
     """The part of its peak that a GPU's matrices reach, and the likely range of a rate."""
     known: dict[str, dict[str, float]] = facts.load("predict")["utilisation"][
@@ -316,41 +239,91 @@ def family(gpu: str) -> str:
     return gpu.partition("-")[0].replace("H200", "H100")
 
 
-def _exposed(what: str) -> float:
-    """The part of an exchange that computing does not hide."""
-    part: float = facts.load("links")["exposed"][what]
-    return part
+def whole_on_one(machine: Machine, work: Workload) -> float:
+    """Seconds of a micro-batch on one GPU that holds everything and recomputes nothing."""
+    plan = ModelSplit(fused=work.plan is None or work.plan.fused)
+    part = utilisation(machine.gpu, plan)["part"]
+    return split_step(machine, replace(work, plan=plan), 1, part)[0]
 
 
-def split_step(split: SplitWork, plan: ModelSplit, gpus: int) -> tuple[float, dict[str, float]]:
-    """Seconds of a step of `gpus` GPUs in as many replicas as there are.
+def split_step(
+    machine: Machine, work: Workload, gpus: int, efficiency: float, pace: float = 1.0
+) -> tuple[float, dict[str, float]]:
+    """Seconds of a step of `gpus` GPUs in as many replicas as there are, and what is lost, by name.
 
-    Computing without what is computed again, and what is lost, by name.
+    Computing is without what is computed again. Matrices reach `efficiency` of the peak; `pace`
+    stretches computing to a measured step.
     """
-    net = split.work.net
-    blocks, (most, ends) = net.shape.blocks, plan.blocks(net)
-    (forward, again), (reduced, sends) = split.block(plan), split.passed(plan)
-    output = split.output(plan)
-    one = 3 * forward + again + reduced
-    slowest = max(most * one if plan.stages > 1 else 0.0, ends * one + output) + sends
-    every = blocks * one + output + sends * plan.stages
+    net, plan, batch = work.net, work.plan or ModelSplit(), work.batch
+    peak = machine.peak(work.precision) * efficiency * plan.tensor
+
+    def seconds(macs: float, size: float) -> float:  # of its multiply-adds, writing, and reading
+        return pace * (2 * macs * batch / peak + 2 * size / machine.memory_rate)
+
+    every = kept(net, plan, batch, work.activation_bytes, "none")
+    scores = every - kept(net, plan, batch, work.activation_bytes, "selective")
+    core = seconds(2.0 * net.shape.hidden * net.height**2, scores)
+    forward = seconds(net.shape.block_macs(net.height), every)
+    again = {"none": 0.0, "selective": core, "full": forward}[plan.checkpointing]
+    # Fused attention computes its scores, half of its core, with every backward pass.
+    forward += core / 6 if plan.fused else 0.0
+    words = net.height * net.shape.vocabulary
+    output = 3 * seconds(float(words * net.shape.hidden), FLOAT_BYTES * batch * words / plan.tensor)
+
+    reduced, sent = _passed(machine, work, plan)
+    one, blocks, (most, ends) = 3 * forward + again + reduced, net.shape.blocks, plan.blocks(net)
+    slowest = max(most * one if plan.stages > 1 else 0.0, ends * one + output) + sent
+    through = blocks * one + output + sent * plan.stages
     share, replicas = plan.micro_batches / plan.stages, gpus // plan.gpus
-    passing = plan.micro_batches * slowest + (every - slowest) / plan.interleave
+    passing = plan.micro_batches * slowest + (through - slowest) / plan.interleave
     weights = stage_parameters(net, plan) / (replicas if plan.zero else 1)
-    update = split.pace * _UPDATE * weights / split.machine.memory_rate
+    update = pace * _UPDATE * weights / machine.memory_rate
     return share * (3 * blocks * forward + output) + update, {
-        "communication": split.exchanged(plan, replicas),
+        "communication": _exchanged(machine, work, plan, replicas),
         "recomputing": share * blocks * again,
         "tensor": share * blocks * reduced,
-        "bubble": passing - share * every,
-        "stages": plan.micro_batches * sends,
+        "bubble": passing - share * through,
+        "stages": plan.micro_batches * sent,
     }
+
+
+def _passed(machine: Machine, work: Workload, plan: ModelSplit) -> tuple[float, float]:
+    """Seconds of a block's all-reduces, and of a micro-batch that every GPU sends a part of."""
+    reduced = sent = 0.0
+    size = work.activation_bytes * work.net.height * work.batch * work.net.shape.hidden
+    if plan.tensor > 1:
+        local = min(plan.tensor, machine.per_node)
+        times = 4 + 2 * (plan.checkpointing == "full") + plan.sequence
+        once = allreduce(machine, local, -(-plan.tensor // local), size)
+        reduced = facts.load("links")["exposed"]["tensor"] * times * once
+    if plan.stages > 1:
+        within = plan.gpus <= machine.per_node
+        link, share = (machine.inside, 1) if within else (machine.between, machine.per_node)
+        part = size / plan.tensor * share
+        sent = 2 * plan.interleave * (link.latency + part / link.bandwidth)
+    return reduced, sent
+
+
+def _exchanged(machine: Machine, work: Workload, plan: ModelSplit, replicas: int) -> float:
+    """Seconds that exchanging gradients, and with FSDP weights, adds to a step."""
+    if replicas < 2:
+        return 0.0
+    # Replicas lie side by side in a node, and the groups of a node share its network.
+    local = min(replicas, max(1, machine.per_node // plan.tensor))
+    nodes = -(-replicas // local)
+    groups = max(1, machine.per_node // local) if nodes > 1 else 1
+    # FSDP gathers weights in both passes of every micro-batch, and scatters gradients.
+    weights = 1.5 * HALF_BYTES * plan.micro_batches
+    each = weights if plan.zero > 2 else work.gradient_bytes
+    size = groups * stage_parameters(work.net, plan) * each
+    exposed: float = facts.load("links")["exposed"]["exchange"]
+    # Gradients go in buckets while the rest is computed: latencies hide.
+    return exposed * size * allreduce(machine, local, nodes, _LARGE) / _LARGE
 
 
 # ---- a step ----
 
 
-FORMS = ("horovod", "ddp", "no_overlap")
 PRECISIONS = ("fp32", "tf32", "amp", "fp16")
 STRAGGLERS, COMMUNICATION, INPUT = "stragglers", "communication", "input"
 _LIMITS = 0.05
@@ -416,18 +389,6 @@ def pace(demand: float, supply: float) -> float:
     """
     ratio = demand / supply
     return (1 + ratio) / (1 + ratio + ratio * ratio)
-
-
-class ScalingLaw(NamedTuple):
-    """The two numbers of the law, see facts/predict.yaml."""
-
-    straggler: float
-    exchange: float
-
-
-def scaling_law() -> ScalingLaw:
-    """The numbers that were fitted to published rows."""
-    return ScalingLaw(**facts.load("predict")["law"])
 
 
 class SharedCores(NamedTuple):
@@ -516,32 +477,27 @@ class StepTime(NamedTuple):
         worst = max(self.losses, key=lambda name: self.losses[name])
         return worst if self.losses[worst] > _LIMITS * self.seconds else "compute"
 
-    def losing(self, loss: float) -> StepTime:
-        """The step with another loss in logarithms, its parts in proportion."""
-        now, then = self.seconds - self.compute, self.compute * math.expm1(loss)
-        if now <= 0:
-            return self._replace(losses={**self.losses, STRAGGLERS: then})
-        return self._replace(losses={name: part * then / now for name, part in self.losses.items()})
-
 
 def predict_step(machine: Machine, work: Workload, alone: float, gpus: int, nodes: int) -> StepTime:
     """The step of `gpus` GPUs spread evenly over `nodes` nodes; one GPU's pass takes `alone`."""
-    law, compute, exposed = scaling_law(), alone, 1.0
+    law, compute, exposed = facts.load("predict")["law"], alone, 1.0
     if work.plan:
-        split = split_on(machine, work)
-        paced = replace(split, pace=alone / split.alone(work.plan))
-        compute, losses = split_step(paced, work.plan, gpus)
-        losses[STRAGGLERS] = compute * law.straggler * math.log2(gpus)
+        part, pace = (
+            utilisation(machine.gpu, work.plan)["part"],
+            alone / whole_on_one(machine, work),
+        )
+        compute, losses = split_step(machine, work, gpus, part, pace)
+        losses[STRAGGLERS] = compute * law["straggler"] * math.log2(gpus)
         return StepTime(gpus, nodes, compute, losses)
     if work.shared:  # nothing hides the exchange: it needs the cores that compute
         compute *= work.shared.stretch(gpus)
     elif work.form != "no_overlap":
-        exposed = law.exchange
+        exposed = law["exchange"]
     whole = exchange_seconds(machine, work, max(1, gpus // nodes), nodes)
     losses = {
         INPUT: work.feed.wait(compute, work.batch, gpus, nodes),
         COMMUNICATION: exposed * whole,
-        STRAGGLERS: compute * law.straggler * math.log2(gpus),
+        STRAGGLERS: compute * law["straggler"] * math.log2(gpus),
     }
     return StepTime(gpus, nodes, compute, losses)
 
@@ -550,5 +506,4 @@ def exchange_seconds(machine: Machine, work: Workload, local: int, nodes: int) -
     """Seconds of exchanging all gradients where nothing hides it."""
     if local * nodes < 2:
         return 0.0
-    size = float(work.net.parameters * work.gradient_bytes)
-    return min(cost.seconds(size) for cost in allreduce(machine, local, nodes))
+    return allreduce(machine, local, nodes, float(work.net.parameters * work.gradient_bytes))

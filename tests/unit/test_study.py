@@ -247,12 +247,13 @@ def test_a_score_that_is_no_number_is_none_and_its_cell_stays(study):
 def test_a_failed_job_is_a_missing_result_with_its_own_message(study):
     plan = finish(study(), {1: 8.0, 2: 15.0})
     *_, cell = plan.cells
-    cell.results.mkdir(parents=True)
-    failed = {"outcome": {"status": "failed", "reason": "rank 2: no space left", "exit_code": 1}}
-    (cell.results / "result.json").write_text(json.dumps({**trained(), **failed}))
+    logs = cell.folder / "logs"
+    logs.mkdir(parents=True)
+    words = "error: rank 2: no space left"
+    (logs / "9_0.log").write_text(f"starting\n{words}\nsrun: error: n1: task 2: Exited\n")
     run = RunStatus(cell.point.id, {}, str(cell.results), state="missing", job_id=9, task=0)
     missing = look(cell, run)
-    assert "job 9 failed: rank 2: no space left (log: " in missing.reason
+    assert "job 9 failed: error: rank 2: no space left (log: " in missing.reason
     assert missing.reason.endswith("logs/9_0.log)")
 
 

@@ -23,7 +23,7 @@ from hpcdl.jobs.spec import JobSpec
 from hpcdl.results.records import RESULT, at
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, HpcdlError
-from hpcdl.system.files import read_regular, write_atomic
+from hpcdl.system.files import last_text, read_regular, write_atomic
 from hpcdl.workflows.study.declared import PYTHON, SYNTHETIC, Jobs, Scale, Study, Values, known
 
 PARTS = ("compute", "input", "communication", "update", "other")
@@ -241,9 +241,16 @@ def look(cell: Cell, status: RunStatus) -> Cell:
         return replace(cell, state=status.state, reason=f"job {status.job_id} has not ended")
     if status.log is None:
         return replace(cell, state=status.state, reason="it has not been submitted")
-    why = at(RESULT.find(cell.results), "outcome", "reason") or "it left no reason"
+    why = at(RESULT.find(cell.results), "outcome", "reason") or _telling(status.log)
     reason = f"job {status.job_id} failed: {why} (log: {status.log})"
     return replace(cell, state=sweep.FAILED, reason=reason)
+
+
+def _telling(log: Path) -> str:
+    """The last line of a log, of an error if there is one; Slurm's only say that a rank failed."""
+    lines = last_text(log, 1_000_000).splitlines() if log.exists() else ["it left no log"]
+    own = [one.strip() for one in lines if not one.startswith(("srun:", "slurmstepd:"))]
+    return ([one for one in own if "error" in one.lower()] or own or lines)[-1][:300]
 
 
 def note_others(plan: StudyPlan, cell_id: str, part: float) -> None:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hpcdl.cluster.processes import of_cluster
 from hpcdl.jobs import sweep
@@ -128,7 +129,7 @@ def wait(plan: StudyPlan) -> Iterator[tuple[RunStatus, ...]]:
 
     Slurm may be silent for as long as its controller takes to restart.
     """
-    patience, watched, since = _PATIENCE_SECONDS, "", (0.0, 0.0)
+    patience, watched, first, last = _PATIENCE_SECONDS, "", _NO_WORK, _NO_WORK
     shared = plan.scale.single_node and bool(embedded_cluster())
     while True:
         try:
@@ -143,25 +144,37 @@ def wait(plan: StudyPlan) -> Iterator[tuple[RunStatus, ...]]:
             patience -= _POLL_SECONDS
         else:
             patience = _PATIENCE_SECONDS
-            # One cell runs at a time: what others took since it was seen first is noted by its id.
-            cell = next((one.id for one in statuses if shared and one.state == RUNNING), "")
-            if cell and cell == watched:
-                given, taken = (now - then for now, then in zip(_work(), since, strict=True))
-                note_others(plan, cell, min(1.0, max(0.0, taken / given)))
-            elif cell:
-                watched, since = cell, _work()
+            # One cell runs at a time: what others took since it was seen first is noted with it.
+            if cell := next((one.id for one in statuses if shared and one.state == RUNNING), ""):
+                now = _work()
+                if cell != watched:
+                    watched, first = cell, now
+                elif now.cluster >= last.cluster:  # else its program has ended, and is no more seen
+                    taken = now.every - now.cluster - (first.every - first.cluster)
+                    note_others(plan, cell, min(1.0, max(0.0, taken / (now.given - first.given))))
+                last = now
             yield statuses
             if not any(status.state in ACTIVE for status in statuses):
                 return
         time.sleep(_POLL_SECONDS)
 
 
-def _work() -> tuple[float, float]:
-    """CPU seconds that the machine gave so far, and those of them that other programs had.
+class _Work(NamedTuple):
+    """CPU seconds: what the machine gave so far, what all programs had but this, and the cluster's.
 
-    Others are all but this process and the cluster's, the hypervisor's other guests with them. A
-    process's own count has those of its children that have ended, so the cluster's sum is whole.
+    The hypervisor's other guests are among all. A process's own count has those of its children
+    that have ended, but nobody counts those of slurmstepd.
     """
+
+    given: float
+    every: float
+    cluster: float
+
+
+_NO_WORK = _Work(0.0, 0.0, 0.0)
+
+
+def _work() -> _Work:
     names = {f"cpu{number}" for number in os.sched_getaffinity(0)}
     lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
     # user, nice, system, irq, softirq, steal: without idle and iowait
@@ -169,5 +182,5 @@ def _work() -> tuple[float, float]:
     directory = Path(os.environ["SLURM_CONF"]).parent.parent
     of_jobs = (process_fields(one.pid) for one in of_cluster(directory, by_files=False))
     jobs = sum(sum(map(int, fields[11:15])) for fields in of_jobs if fields)
-    others = (every - jobs) / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
-    return time.monotonic() * len(names), others
+    tick = os.sysconf("SC_CLK_TCK")
+    return _Work(time.monotonic() * len(names), every / tick - sum(os.times()[:4]), jobs / tick)
