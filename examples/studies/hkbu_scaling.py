@@ -3,6 +3,7 @@
 from hpcdl.api import study
 
 NETWORKS = "model=alexnet,googlenet,resnet50"
+SMALL = "--image-size=64 --batch-per-rank=8 --warmup-steps=3 --checkpoint-every=0"
 B_CAFFE = (
     "B-Caffe, github.com/hclhkbu/B-Caffe @fdb55951 (the same authors, arXiv 1811.11141); a GPU "
     "here is a board of two, a node each"
@@ -69,13 +70,8 @@ STUDY = study.Study(
         cpus_per_rank=1,
         judge=judge_small,
         jobs=[
-            study.Jobs(
-                "phases",
-                f"{NETWORKS} gpus=1,2,4",
-                "--image-size=64 --batch-per-rank=8 --steps=23 --warmup-steps=3 "
-                "--checkpoint-every=0",
-                predict=[8, 16],
-            )
+            study.Jobs("phases", f"{NETWORKS} gpus=1,2", f"{SMALL} --steps=23", predict=[8, 16]),
+            study.Jobs("phases", f"{NETWORKS} gpus=4", f"{SMALL} --steps=13"),
         ],
     ),
     full=study.Scale(
