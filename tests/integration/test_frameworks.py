@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl.results.records import RESULT
 from hpcdl.train.data.source import epoch_order
-from hpcdl.workflows.study.measurements import NEEDED
+from hpcdl.workflows.study.cells import NEEDED
 from tests.integration.test_examples import free_ports
 from tests.integration.test_launchers import python_with
 

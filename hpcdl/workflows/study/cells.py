@@ -29,7 +29,7 @@ from hpcdl.workflows.study.declared import PYTHON, SYNTHETIC, Jobs, Scale, Study
 PARTS = ("compute", "input", "communication", "update", "other")
 """What a step's time is made of."""
 _RATES = ("images_per_second" + end for end in ("", "_p05", "_p95", "_mean"))
-_NEEDED = (
+NEEDED = (
     *("schema", "model", "precision", "parameters", "global_batch", "job.id"),
     *(f"layout.{name}" for name in ("ranks", "ranks_per_node", "nodes", "gpu_per_rank")),
     *(f"summary.{name}" for name in ("phases", "metrics", *_RATES)),
@@ -277,7 +277,7 @@ def noted_partitions(folder: Path) -> tuple[str, ...]:
 
 def _read(path: Path) -> Mapping[str, Any]:
     record = RESULT.read(path)
-    record.need(*_NEEDED)
+    record.need(*NEEDED)
     summary = record.values["summary"]
     phases = [summary["phases"].get(part, 0.0) for part in PARTS]
     if not summary["images_per_second_p05"] > 0 or not sum(phases) > 0:
