@@ -100,19 +100,12 @@ def of_partition(partition: Partition) -> Machine:
         network = network_link(wires.fabric, wires.bandwidth_gbps)
     if wires.measured_gbs is not None:
         network = measured(network, wires.measured_gbs * GIGA)
-    cores = partition.usable_cores
-    if gpu is None:
-        machine = Machine(
-            name=partition.name,
-            gpu=CPU,
-            memory=partition.memory_gb * GIGA,
-            inside=_CPU_LINK,
-            network=network,
-            cores=cores,
-        )
-        return replace(machine, per_node=partition.sockets, nodes=partition.nodes)
-    machine = of_gpu(gpu, usual_link(gpu), cores, network)
-    return replace(machine, name=partition.name, per_node=gpu.per_node, nodes=partition.nodes)
+    cores, name, nodes = partition.usable_cores, partition.name, partition.nodes
+    if gpu is not None:
+        machine = of_gpu(gpu, usual_link(gpu), cores, network)
+        return replace(machine, name=name, per_node=gpu.per_node, nodes=nodes)
+    memory, sockets = partition.memory_gb * GIGA, partition.sockets
+    return Machine(name, CPU, memory, _CPU_LINK, network, cores, per_node=sockets, nodes=nodes)
 
 
 def usual_link(gpu: Gpu) -> str:

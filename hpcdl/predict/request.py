@@ -61,6 +61,13 @@ _COUNTS = "write 8, 1,2,4 or a range 1-64"
 _RANGE = re.compile(r"([0-9]{1,9})(?: *- *([0-9]{1,9}))?\Z")
 
 
+def _amount(flag: str, text: str, least: float, most: float) -> float | None:
+    """A number that the model chooses where it is not given; `flag` has its metavar behind it."""
+    name, _, metavar = flag.partition(" ")
+    amount: float | None = option(text, None, flag=name, metavar=metavar, **number(least, most))
+    return amount
+
+
 @dataclass(frozen=True)
 class ScalingRequest:
     """A request; None leaves a choice to the model.
@@ -86,36 +93,22 @@ class ScalingRequest:
         None,
         **choice(*PRECISIONS, "bf16"),
     )
-    storage_gbs: float | None = option(
-        "read bandwidth of the file system of real images (enough)",
-        None,
-        flag="--storage",
-        metavar="GB/S",
-        **number(1e-6, 1e6),
+    storage_gbs: float | None = _amount(
+        "--storage GB/S", "read bandwidth of the file system of real images (enough)", 1e-6, 1e6
     )
-    record_bytes: float | None = option(
-        "bytes of an image's file (115129, ImageNet)",
-        None,
-        flag="--record-size",
-        metavar="BYTES",
-        **number(1, 1e12),
+    record_bytes: float | None = _amount(
+        "--record-size BYTES", "bytes of an image's file (115129, ImageNet)", 1, 1e12
     )
-    decode_rate: float | None = option(
-        "images that a core decodes per second", None, metavar="IMAGES/S", **number(1e-4, 1e9)
+    decode_rate: float | None = _amount(
+        "--decode-rate IMAGES/S", "images that a core decodes per second", 1e-4, 1e9
     )
-    images: float | None = option(
-        "images (sequences) per epoch (1281167, ImageNet)", None, metavar="N", **number(1, 1e13)
+    images: float | None = _amount(
+        "--images N", "images (sequences) per epoch (1281167, ImageNet)", 1, 1e13
     )
-    tokens: float | None = option(
-        "tokens per epoch of a transformer (1e9)", None, metavar="N", **number(1, 1e16)
-    )
+    tokens: float | None = _amount("--tokens N", "tokens per epoch of a transformer (1e9)", 1, 1e16)
     epochs: int = option("epochs (1)", 1, **whole(1, 1_000_000))
-    deadline_hours: float | None = option(
-        "time limit of the training, for `cheapest`",
-        None,
-        flag="--deadline",
-        metavar="HOURS",
-        **number(1e-3, 1e6),
+    deadline_hours: float | None = _amount(
+        "--deadline HOURS", "time limit of the training, for `cheapest`", 1e-3, 1e6
     )
     size: int | None = option(
         "edge of the images, or tokens of a sequence", None, metavar="PIXELS", **whole(8, 1_000_000)

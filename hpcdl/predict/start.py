@@ -33,7 +33,6 @@ _MIXED = ("fp16", "bf16", "amp")
 WORDS = ("fp32", "float32", "tf32", *_MIXED)
 """What a run may call its precision."""
 LONGEST_STEP = 86_400.0
-_LONGEST_NAME = 200
 _LARGEST_SIZE = 1_000_000
 _OWN_PHASES = ("compute", "update", "other")
 _SPREAD = 0.03
@@ -90,22 +89,22 @@ def read_result(path: Path) -> MeasuredRun:
     precision: str | None = value.get("precision")
     if precision not in WORDS:
         raise BadInput(f"{path} names no precision that a run can have: {', '.join(WORDS)}")
-    size, hosts = at(value, "options", "image_size"), at(value, "layout", "hosts")
+    size = at(value, "options", "image_size")
     return MeasuredRun(
         path,
-        (value.get("model") or "")[:_LONGEST_NAME],
+        value.get("model") or "",
         batch,
         precision,
         at(value, "options", "compress") is True,
         seconds,
         ranks,
-        len(set(map(str, hosts))) if isinstance(hosts, list) and hosts else 1,
+        len(at(value, "layout", "nodes") or [""]),
         rate,
         at(value, "job", "partition") or "",
         at(value, "layout", "gpu") or "",
         at(value, "layout", "gpu_per_rank") == 0,
-        size if isinstance(size, int) and 0 < size < _LARGEST_SIZE else None,
-        max(1, at(value, "layout", "cpus_per_rank") or 1),
+        size if type(size) is int and 0 < size < _LARGEST_SIZE else None,
+        at(value, "layout", "cpus_per_rank") or 1,
     )
 
 

@@ -348,7 +348,7 @@ def of_several(folder, *rates):
     """Runs of 8 GPUs on 4 nodes of p100 whose ranks work 0.2 s of a step of 64 images."""
     layout = {
         "ranks": 8,
-        "hosts": [f"n{rank % 4}" for rank in range(8)],
+        "nodes": [f"n{number}" for number in range(4)],
         "gpu": "Tesla P100-SXM2-16GB",
     }
     paths = []

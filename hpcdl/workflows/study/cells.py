@@ -28,7 +28,7 @@ from hpcdl.workflows.study.declared import PYTHON, SYNTHETIC, Jobs, Scale, Study
 
 PARTS = ("compute", "input", "communication", "update", "other")
 """What a step's time is made of."""
-_RATES = ("images_per_second" + end for end in ("", "_p05", "_p95", "_mean"))
+_RATES = tuple(f"images_per_second{end}" for end in ("", "_p05", "_p95", "_mean"))
 NEEDED = (
     *("schema", "model", "precision", "parameters", "global_batch", "job.id"),
     *(f"layout.{name}" for name in ("ranks", "ranks_per_node", "nodes", "gpu_per_rank")),
@@ -43,18 +43,27 @@ _OTHERS, PARTITIONS = "others", "partitions"
 class Cell:
     """One job and its result; its `values` are those of the matrix, its names, and `run`.
 
-    The `folder` is the sweep's. Without a result, `state` and `reason` say why. Rates are images
-    per second of all ranks, after the warm-up. `others` is the part of the machine's `cores` that
-    other programs had while it ran, None where nobody watched.
+    The `folder` is the sweep's. Without a `result`, `state` and `reason` say why. `rate` is images
+    per second of all ranks in the median step after the warm-up, `spread` the 5th and the 95th
+    percentile, `mean_rate` that of all steps together; `shares` and `seconds` are parts of the mean
+    step. `others` is the part of the machine's `cores` that other programs had while it ran, None
+    where nobody watched.
     """
 
     jobs: Jobs
     values: Values
     point: sweep.SweepPoint
     folder: Path
-    result: Mapping[str, Any] = field(default_factory=dict)
     state: str = ""
     reason: str = ""
+    result: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int = 0
+    rate: float = 0.0
+    spread: tuple[float, float] = (0.0, 0.0)
+    mean_rate: float = 0.0
+    shares: Mapping[str, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     others: float | None = None
     cores: int = 0
 
@@ -78,45 +87,6 @@ class Cell:
     def results(self) -> Path:
         """The directory of its job's results."""
         return sweep.point_folder(self.folder, self.point)
-
-    @property
-    def ranks(self) -> int:
-        """Ranks that trained together."""
-        return int(self.result["layout"]["ranks"])
-
-    @property
-    def rate(self) -> float:
-        """The rate of the median step."""
-        return float(self.result["summary"]["images_per_second"])
-
-    @property
-    def spread(self) -> tuple[float, float]:
-        """The rates of the slow and the fast steps: 5th and 95th percentile."""
-        low, high = (self.result["summary"][f"images_per_second_{end}"] for end in ("p05", "p95"))
-        return low, high
-
-    @property
-    def mean_rate(self) -> float:
-        """The rate of all steps together, slow ones with them."""
-        return float(self.result["summary"]["images_per_second_mean"])
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Scores by name; one that is no number, as of unseen classes, is left out."""
-        scores: Mapping[str, Any] = self.result["summary"]["metrics"]
-        return {name: value for name, value in scores.items() if value is not None}
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Parts of a step's time, 0 to 1."""
-        phases = {part: self.result["summary"]["phases"].get(part, 0.0) for part in PARTS}
-        return {part: value / sum(phases.values()) for part, value in phases.items()}
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Parts of the mean step."""
-        step = self.result["global_batch"] / self.mean_rate
-        return {part: share * step for part, share in self.shares.items()}
 
 
 def but(values: Values, *keys: str) -> dict[str, str]:
@@ -229,9 +199,7 @@ def look(cell: Cell, status: RunStatus) -> Cell:
     """The cell with what its job measured, or with why there is nothing."""
     if status.state == sweep.DONE:
         try:
-            others, cores = _watched(cell)
-            result = _read(cell.results / RESULT.name)
-            return replace(cell, result=result, others=others, cores=cores)
+            return _measured(cell)
         except HpcdlError as fault:
             again = f"{fault.message}; without that directory, `study run` runs it again"
             return replace(cell, state="unusable", reason=again)
@@ -275,11 +243,28 @@ def noted_partitions(folder: Path) -> tuple[str, ...]:
     return ()
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    record = RESULT.read(path)
+def _measured(cell: Cell) -> Cell:
+    """The cell with what its result.json says."""
+    record = RESULT.read(cell.results / RESULT.name)
     record.need(*NEEDED)
-    summary = record.values["summary"]
-    phases = [summary["phases"].get(part, 0.0) for part in PARTS]
-    if not summary["images_per_second_p05"] > 0 or not sum(phases) > 0:
-        raise BadInput(f"{path} holds no measured step")
-    return record.values
+    result, summary = record.values, record.values["summary"]
+    rate, low, high, mean = (summary[name] for name in _RATES)
+    phases = {part: summary["phases"].get(part, 0.0) for part in PARTS}
+    if not (low > 0 and sum(phases.values()) > 0):
+        raise BadInput(f"{record.path} holds no measured step")
+    shares = {part: value / sum(phases.values()) for part, value in phases.items()}
+    others, cores = _watched(cell)
+    return replace(
+        cell,
+        result=result,
+        ranks=result["layout"]["ranks"],
+        rate=rate,
+        spread=(low, high),
+        mean_rate=mean,
+        shares=shares,
+        seconds={part: share * result["global_batch"] / mean for part, share in shares.items()},
+        # One that is no number, as of unseen classes, is left out.
+        metrics={name: score for name, score in summary["metrics"].items() if score is not None},
+        others=others,
+        cores=cores,
+    )
