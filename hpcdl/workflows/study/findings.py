@@ -127,8 +127,11 @@ class Results:
             key.replace("_", "-"): set(map(str, value if isinstance(value, tuple) else (value,)))
             for key, value in values.items()
         }
-        for key in asked:
-            known(key, {key for one in self.every for key in one.values}, "key of cells")
+        for key, choices in asked.items():
+            known(key, {name for one in self.every for name in one.values}, "key of cells")
+            values = {one.values[key] for one in self.every if key in one.values}
+            for value in sorted(choices) if key != "partition" else ():  # which the user may name
+                known(value, sorted(values), key)
 
         def chosen(one: Cell | Predicted) -> bool:
             return all(one.values.get(key) in choices for key, choices in asked.items())
