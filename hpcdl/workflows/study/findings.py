@@ -129,9 +129,9 @@ class Results:
         }
         for key, choices in asked.items():
             known(key, {name for one in self.every for name in one.values}, "key of cells")
-            values = {one.values[key] for one in self.every if key in one.values}
+            own = {one.values[key] for one in self.every if key in one.values}
             for value in sorted(choices) if key != "partition" else ():  # which the user may name
-                known(value, sorted(values), key)
+                known(value, sorted(own), key)
 
         def chosen(one: Cell | Predicted) -> bool:
             return all(one.values.get(key) in choices for key, choices in asked.items())
