@@ -51,7 +51,7 @@ def values_of(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class DataSet:
-    """A data set: made by a program, which its directory follows, or one of the site's, its path."""
+    """A data set: made by a program, which a directory follows, or a path of the site's data."""
 
     make: Sequence[str] = ()
     path: str = ""
