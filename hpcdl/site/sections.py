@@ -194,7 +194,7 @@ class StackRequest:
         **choice(*BACKENDS, *OLD_BACKENDS),
     )
     partitions: tuple[str, ...] = option(
-        "The partitions it serves; all by default", (), **listed(text(NAME))
+        "The partitions it serves; by default all that no stack names", (), **listed(text(NAME))
     )
     pins: Mapping[str, str] = option(
         "Versions fixed by the site, by component (tensorflow, cuda, ...)",

@@ -15,6 +15,7 @@ from hpcdl.stack.gc import collect
 from hpcdl.stack.modules import choose, lua, profile, render_modules, write_modules
 from hpcdl.stack.publish import plan_publish, plan_rollback, publish, rollback
 from hpcdl.stack.release import DISPATCH_FILE, release_for
+from hpcdl.stack.resolve import Resolver
 from hpcdl.stack.tree import record_release
 from hpcdl.system.errors import BadInput
 from hpcdl.workflows.modules import module_for
@@ -149,6 +150,25 @@ def test_a_partition_gets_the_newest_of_its_stack(site, order):
     assert served(site) == {"p100": "new", "v100": "new", "k80": "old", "cpu": "new"}
     table = (site.paths.prefix / "current/modules/tensorflow/.modulerc.lua").read_text()
     assert '["k80"] = "2.14.1-cpu"' in table
+
+
+@pytest.mark.parametrize(
+    ("second", "k80"), [(("k80",), "second"), ((), "first")], ids=["it names k80", "both for all"]
+)
+def test_resolve_and_the_module_mean_the_same_stack(tmp_path, second, k80):
+    """`resolve` told the first stack, and the module gave that which named the partition."""
+    site = small_site(tmp_path)
+    partitions = {name: replace(one, stack=None) for name, one in site.partitions.items()}
+    rows = {"first": (), "second": second}
+    stacks = {
+        name: StackRequest(name, "wheels", names, {}, variant="cpu") for name, names in rows.items()
+    }
+    site = replace(site, partitions=partitions, stacks=stacks)
+    for name, names in rows.items():
+        make_current(site, f"of-{name}", stack=name, version="2.21.0", partitions=names)
+    told = Resolver(site).resolve()
+    wanted = {one.partition: f"of-{one.stack}" for one in told if one.wanted}
+    assert wanted == served(site) == {**dict.fromkeys(partitions, "of-first"), "k80": f"of-{k80}"}
 
 
 def test_of_one_stack_with_a_release_per_gpu_each_partition_gets_its_own(site):
