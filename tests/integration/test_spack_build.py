@@ -150,18 +150,17 @@ def test_what_cannot_be_adopted_is_refused(small, tmp_path):
     site = small_site(tmp_path / "prefix")
     recipe = small / "spack_repo" / "hpcdl" / "packages" / "py_tensorflow_wheels" / "package.py"
     recipe.write_text(RECIPE.format(name="PyTensorflowWheels", more="", command="true"))
-    folders = solve(small, "py-tensorflow-wheels", "above")
-    where = folders.environment
+    where = solve(small, "py-tensorflow-wheels", "above")
     plan = plan_adoption(site, str(where))
     assert plan.release_id.startswith("tensorflow-1.0-cpu-")
     with pytest.raises(MissingPrerequisite, match="3 of 3 packages are missing"):
         adopt_installed(plan, silent)
-    spack = opened(folders)
+    spack = opened(where)
     spack.run("-e", where, "install", "--only-concrete", "works")
     with pytest.raises(MissingPrerequisite, match="not wholly installed in") as caught:
         adopt_installed(plan, silent)
     assert caught.value.details == ("above@1.0", "py-tensorflow-wheels@1.0")
-    build(folders, spack)
+    build(where, spack)
     text = (where / "spack.yaml").read_text()
     (where / "spack.yaml").write_text(text.replace(str(small.parent / "tree"), str(tmp_path / "t")))
     with pytest.raises(MissingPrerequisite, match="3 of 3 packages are missing") as caught:
