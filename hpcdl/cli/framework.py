@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hpcdl.site import Site
 
 _EMPTY = "the value is empty"
-_TAKES_NOTHING = "leave it out: the command has no options of its own"
+_TAKES_NOTHING = "leave it out: the command takes nothing of its own"
 _FIRST = 15
 """So many options of its own has a command's help; --help-all has all."""
 _FEW = 8
@@ -232,6 +232,10 @@ class Parser(argparse.ArgumentParser):
             close = self._near(bare)
         if close:
             return f"did you mean '{close[0]}'?"
+        return self._takes()
+
+    def _takes(self) -> str:
+        """Return what the command takes: its arguments and options."""
         own = [one.option_strings[-1] for one in self._own()]
         places = [self._typed(one.dest) for one in self._get_positional_actions()]
         if len(own) > _FIRST:
@@ -261,7 +265,8 @@ class Parser(argparse.ArgumentParser):
         """Return where a misplaced argument belongs: behind an option, or after two dashes."""
         options = self._option_string_actions
         *_, flag, before = ["", "", *self._words[: [*self._words, word].index(word)]]
-        if flag in options and "=" in (options[flag].metavar or "") and "=" not in before:
+        pairs = flag in options and re.search("=|^OPTION", str(options[flag].metavar))
+        if pairs and "=" not in before:
             return f"write it in one word: {flag} {before}={word}"
         site = folder("templates") / "sites" / f"{Path(word).name}.yaml"
         if "--site" in options and (site.is_file() or word.endswith((".yaml", ".yml"))):
@@ -282,8 +287,7 @@ class Parser(argparse.ArgumentParser):
         more = ["another of --help-all"] if len(takes) > _FEW else []
         if takes:
             return f"a value follows its option: {one_of(takes[:_FEW] + more)}"
-        places = [self._typed(one.dest) for one in self._get_positional_actions()]
-        return f"it takes {', '.join(places)} alone" if places else ""
+        return self._takes()
 
 
 def build_parser(prog: str, command: Command) -> Parser:
