@@ -249,7 +249,7 @@ def progress_line(directory: RunDirectory) -> tuple[str, object]:
     done = sum(event.ended for event in events)
     active = [event for event in events if not event.ended]
     if not active:
-        return f"{done} jobs have ended, ReFrame judges them", ("judge", done)
+        return f"jobs ended: {done}; ReFrame judges them", ("judge", done)
     event = active[-1]
     head = f"{done} done, {len(active)} queued or running; " if len(events) > 1 else ""
     text = f"{head}{event.name}: {as_line(_snapshot(event))}"
