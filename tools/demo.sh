@@ -8,12 +8,14 @@ last=${1:-7} begun=$SECONDS number=0 bold='' plain=''
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\e[1m' plain=$'\e[0m'; fi
 
 finish() {
-  printf '\nDone in %s s. To explore the cluster:\n' $((SECONDS - begun))
+  printf '\nDone in %s s. Next:\n' $((SECONDS - begun))
   # `make demo` puts this environment's programs before a PATH that may lack them.
   PATH=${PATH#*:} type -P hpcdl >/dev/null || printf '  export PATH=%s:$PATH\n' "${PATH%%:*}"
-  printf '  %s\n' 'export HPCDL_SITE=embedded' \
-    'eval "$(hpcdl cluster env)"; squeue; sinfo; module avail' \
-    'hpcdl cluster down    # stops the cluster'
+  printf '  %s\n' 'export HPCDL_SITE=embedded; eval "$(hpcdl cluster env)"; sinfo; module avail' \
+    'hpcdl job list           # the jobs so far; `hpcdl job report JOB` says where the time went' \
+    'hpcdl job explain --partition p100 --gpus 8   # a script, and why each line is in it' \
+    'hpcdl cluster down       # stops the cluster'
+  echo 'docs/tutorial-user.md goes on from here.'
   exit 0
 }
 

@@ -245,7 +245,7 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     for name in ("tensorflow", "horovod"):
         prefer_own_libraries(packages / name)
     say("compiling bytecode, setting permissions")
-    finish(plan.site, root, packages, packages, log=log)
+    finish(plan.site, root, packages, packages, log=log, say=say)
     return made
 
 

@@ -48,7 +48,7 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.packages import find_program
 from hpcdl.system.resources import cache, folder
-from hpcdl.system.run import CommandFailed, module_argv, run
+from hpcdl.system.run import CommandFailed, every, module_argv, run
 from hpcdl.system.trust import require_private
 
 _SYSTEM = frozenset({Path("/"), Path("/usr"), Path("/usr/local")})
@@ -194,6 +194,7 @@ def _build(
             log=log,
             timeout=_BUILD_SECONDS,
             tied=True,
+            watch=every(lambda: _tell_objects(sources, say)),
         )
     except CommandFailed as fault:
         complaint = first_complaint(log)
@@ -201,6 +202,14 @@ def _build(
             fault.result, hint=f"first error: {complaint}" if complaint else ""
         ) from fault
     sdist.unlink(missing_ok=True)
+
+
+def _tell_objects(sources: Path, say: Say) -> None:
+    """Say how many files of C++ are compiled, of those that CMake's rules name."""
+    rules = (path.read_text(errors="replace") for path in sources.rglob("build.make"))
+    wanted = sum(len(re.findall(r"(?m)^\S+\.o: \S+/flags\.make$", text)) for text in rules)
+    if wanted:
+        say(f"{sum(1 for _ in sources.rglob('*.o'))} of {wanted} files are compiled")
 
 
 def _nvidia(packages: Path, sources: Path) -> Path:

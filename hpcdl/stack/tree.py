@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 from hpcdl.site import Site
 from hpcdl.stack.modules import SITE_FILE
+from hpcdl.stack.recipe import Say
 from hpcdl.stack.release import Release, as_record, releases_folder
 from hpcdl.system.errors import CheckFailed, MissingPrerequisite
 from hpcdl.system.files import (
@@ -45,7 +46,7 @@ from hpcdl.system.files import (
     write_json,
 )
 from hpcdl.system.resources import folder
-from hpcdl.system.run import module_argv, run
+from hpcdl.system.run import every, module_argv, run
 
 TRASH = ".trash-"
 """What the name of a tree begins with that is being removed."""
@@ -113,20 +114,29 @@ def unfinished(site: Site) -> list[Path]:
     return []
 
 
-def compile_folders(python: Path, folders: Sequence[Path], log: Path) -> None:
+def compile_folders(python: Path, folders: Sequence[Path], log: Path, say: Say) -> None:
     """Compile all modules below some directories; what is no valid Python is left."""
+    begun = time.time()
+    sources = sum(1 for one in folders for _ in one.rglob("*.py"))
+
+    def tell() -> None:
+        made = (path for one in folders for path in one.rglob("__pycache__/*.pyc"))
+        done = sum(path.stat().st_mtime >= begun for path in made)
+        say(f"{done:,} of {sources:,} modules are compiled to bytecode")
+
     # By force: what a build imported has bytecode already, marked with the times of its sources;
     # beside later copies of these it is stale, and root's Python would write it anew.
     argv = [*module_argv(python, "compileall"), "-q", "-f", "-j", "0"]
-    run([*argv, "--invalidation-mode", "unchecked-hash", *folders], log=log, check=False, tied=True)
+    argv += ["--invalidation-mode", "unchecked-hash", *folders]
+    run(argv, log=log, check=False, tied=True, watch=every(tell))
 
 
-def finish(site: Site, root: Path, packages: Path, *compiled: Path, log: Path) -> None:
+def finish(site: Site, root: Path, packages: Path, *compiled: Path, log: Path, say: Say) -> None:
     """Give a tree with hpcdl in its `packages` its site, startup, bytecode and permissions."""
     # The module's hpcdl finds its site by itself: a publish writes the file.
     (packages / "hpcdl" / SITE_FILE).symlink_to(site.paths.prefix / "etc" / SITE_FILE)
     add_startup(root / "stack")
-    compile_folders(root / "stack" / "bin" / "python", compiled, log)
+    compile_folders(root / "stack" / "bin" / "python", compiled, log, say)
     open_to_readers(root)
 
 

@@ -219,6 +219,19 @@ def _wait(
             text = b""  # the process keeps what is left of it
 
 
+def every(tell: Callable[[], None], seconds: float = 15) -> Callable[[], None]:
+    """Return a `watch` of `run` that calls `tell` so often: how far a long command is."""
+    due = time.monotonic() + seconds
+
+    def watch() -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + seconds
+            tell()
+
+    return watch
+
+
 def module_argv(python: str | Path, name: str) -> list[str | Path]:
     """`python -m name` that never looks into the current directory; arguments follow.
 

@@ -49,7 +49,9 @@ def test_what_users_read_has_35_000_words_and_no_page_has_1_800():
     assert [page.name for page in SEEN if page.name not in PAGES and words(page) > 1_800] == []
 
 
-@pytest.mark.parametrize("page", [*SEEN, *TOP], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *DOCS.rglob("*.md"), *TOP], ids=lambda page: page.name
+)
 def test_a_paragraph_has_four_lines_at_most(page):
     assert [one[0] for one in paragraphs(page.read_text()) if len(one) > 4] == []
 

@@ -334,7 +334,7 @@ def adopt(plan: SpackPlan, spack: Spack, say: Say) -> Release:
             with new_tree(plan.root) as root:
                 say(f"linking {len(to_run)} packages into {root}/stack")
                 make_view(spack, root, lock, found)
-                add_hpcdl(plan.site, root, wheel, new_log(root.name))
+                add_hpcdl(plan.site, root, wheel, new_log(root.name), say)
                 require_imports(root, plan.where)
                 variables = module_environment(spack, root)
                 made = replace(plan.expected(found["packages"]), environment=variables)
@@ -406,7 +406,7 @@ def _copied(lock: Lock, found: Inventory) -> dict[str, Path]:
     return {name: Path("spack_repo", *name.split(".")) for name in names}
 
 
-def add_hpcdl(site: Site, root: Path, wheel: Path, log: Path) -> None:
+def add_hpcdl(site: Site, root: Path, wheel: Path, log: Path, say: Say) -> None:
     """Put hpcdl into the view as files of its own."""
     stack = root / "stack"
     (found,) = stack.glob("lib/python3*/site-packages")
@@ -419,7 +419,7 @@ def add_hpcdl(site: Site, root: Path, wheel: Path, log: Path) -> None:
             shutil.rmtree(left)
     install(stack / "bin" / "python", log, wheel)
     own_folder(stack, Path("share") / "hpcdl")
-    finish(site, root, packages, packages / "hpcdl", log=log)
+    finish(site, root, packages, packages / "hpcdl", log=log, say=say)
 
 
 def require_imports(root: Path, environment: Path) -> None:
