@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl.system.errors import ExitCode, MissingPrerequisite, Stopped
-from hpcdl.system.run import CommandFailed, run
+from hpcdl.system.run import CommandFailed, every, run
 from tests.unit.test_signals import wait_until_ended
 
 
@@ -125,3 +125,10 @@ def test_a_log_that_cannot_be_written_is_what_is_told(tmp_path):
     with pytest.raises(MissingPrerequisite, match=r"cannot write .*/file/log") as caught:
         run(["true"], log=tmp_path / "file" / "log")
     assert "not a program" not in caught.value.message
+
+
+def test_a_long_command_is_told_of_every_so_often():
+    told = []
+    run(["sleep", "2.5"], watch=every(lambda: told.append(1), 0.5))
+    run(["sleep", "1.5"], watch=every(lambda: told.append(2), 60))
+    assert told == [1, 1]
