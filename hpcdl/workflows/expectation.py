@@ -34,8 +34,7 @@ from hpcdl.site import Partition, Site
 from hpcdl.slurm.execution import current_or_cluster
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.text import duration
-from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch, parse
-from hpcdl.train.options import steps_of as planned_steps
+from hpcdl.train.options import SYNTHETIC, TrainOptions, facts_of, global_batch, parse, steps_of
 
 if TYPE_CHECKING:
     from hpcdl.predict.request import ScalingRequest
@@ -140,6 +139,8 @@ def _expectation(
         source = f"job {asked.result.parent.name}, {source}"
     if asked.exchanges and layout.world_size > 1:
         source += ", links by the site's all-reduce check"
+    per_epoch = images // (training.batch * layout.world_size) if images else 0
+    steps = steps_of(training.options, facts_of(training.options.model), per_epoch)
     return Expectation(
         model=training.options.model,
         precision=training.options.precision,
@@ -151,7 +152,7 @@ def _expectation(
         limit=point.step.limit,
         epoch_images=images,
         epoch_seconds=point.seconds if images else None,
-        run_seconds=steps_of(training, layout.world_size, images) * point.step.seconds,
+        run_seconds=steps * point.step.seconds,
         walltime_seconds=layout.minutes * 60.0,
         lives=(1 + spec.requeues) * spec.chain,
         source=source,
@@ -207,10 +208,11 @@ def from_site(
     `place` is its partition in the site file. Of a job its options count, too, and that a rank has
     as many `cpus`.
     """
+    gpu = asked.partition.gpu
     asked = replace(
         asked,
         result=None if asked.plan else last_result(site, place, asked, job, cpus),
-        exchanges=links_of(site, place, asked),
+        exchanges=measured_links(site, place, gpu.per_node if gpu else asked.partition.sockets),
     )
     return on_shared_cores(asked)
 
@@ -253,10 +255,10 @@ def last_result(
 
 def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) -> bool:
     """Whether a step of a run predicts the time of a step of a request."""
-    from hpcdl.predict.start import trained_precision, units_of
+    from hpcdl.predict.start import units_of
 
     options = run.options
-    usual = trained_precision("fp32", asked.partition.gpu and asked.partition.gpu.compute)
+    usual = _precision(replace(options, precision="fp32"), asked.partition)
     wanted = "amp" if asked.precision == "bf16" else asked.precision or usual
     batch = asked.batch or run.batch
     return (
@@ -266,15 +268,6 @@ def _alike(run: TrainingRun, asked: ScalingRequest, job: TrainOptions | None) ->
         and units_of(wanted) == units_of(_precision(options, asked.partition))
         and run.batch <= 2 * batch <= 4 * run.batch
     )
-
-
-def links_of(site: Site, place: Partition, asked: ScalingRequest) -> tuple[Exchange, ...]:
-    """Return the site's all-reduce measurements of a partition's links, if any."""
-    with suppress(Exception):
-        gpu = asked.partition.gpu
-        local = gpu.per_node if gpu else asked.partition.sockets
-        return measured_links(site, place, local)
-    return ()
 
 
 def _recent_jobs(site: Site) -> Sequence[Path]:
@@ -373,19 +366,17 @@ def data_of(training: TrainingRun) -> tuple[int | None, bool]:
     return int(described["splits"]["train"]["examples"]), described["encoding"] == "jpeg"
 
 
-def steps_of(training: TrainingRun, ranks: int, images: int | None) -> int:
-    """Steps of the whole run."""
-    per_epoch = images // (training.batch * ranks) if images else 0
-    return planned_steps(training.options, facts_of(training.options.model), per_epoch)
-
-
 def measured_links(site: Site, partition: Partition, local: int) -> tuple[Exchange, ...]:
     """Return the site's measurements of links within a node and between nodes.
 
     Of several numbers of ranks per node, the one nearest to `local` counts. References of
     another machine that emulated the cluster are none of this one.
     """
-    known = sorted(_exchanges(site, partition), key=lambda one: (abs(one.local - local), one.nodes))
+    known: list[Exchange] = []
+    with suppress(Exception):  # references that cannot be read cost the links only
+        known = sorted(
+            _exchanges(site, partition), key=lambda one: (abs(one.local - local), one.nodes)
+        )
     # Those within a node first, as requests have them.
     near, far = ([one for one in known if (one.nodes > 1) is wide] for wide in (False, True))
     return (*near[:1], *far[:1])
