@@ -248,6 +248,7 @@ class Side:
 
     `images` are those of one GPU between exchanges, of all its passes. `server_rate` is bytes per
     second of one way between a GPU and parameter servers in host memory, one shard per node.
+    `form` is how gradients are exchanged.
     """
 
     machine: Machine
@@ -256,6 +257,7 @@ class Side:
     nodes: int
     images: int
     server_rate: float
+    form: str
 
 
 @dataclass(frozen=True)
@@ -339,7 +341,7 @@ def _side(row: PublishedRow, machine: Machine, work: Workload) -> Side:
     work = replace(work, plan=plan_of(row)) if row.update == "fsdp" else work
     gpus, nodes = row.gpus or 1, row.nodes
     rate = _server_rate(row, machine, gpus // nodes)
-    return Side(machine, work, gpus, nodes, work.batch * row.accumulation, rate)
+    return Side(machine, work, gpus, nodes, work.batch * row.accumulation, rate, form_of(row))
 
 
 def _server_rate(row: PublishedRow, machine: Machine, local: int) -> float:
@@ -390,14 +392,14 @@ def workload_of(row: PublishedRow, base: PublishedRow, machine: Machine) -> Work
         net,
         row.batch or base.batch or batch,
         row.precision,
-        form_of(row),
         ENDLESS if endless or not net.channels else feed(decoders, net),
     )
 
 
 def form_of(row: PublishedRow) -> str:
-    """The form a row's `variable_update` names, else that of its framework.
+    """The form a row's `variable_update` names, else Horovod's.
 
+    `horovod` and `ddp` are an all-reduce beside back-propagation, `no_overlap` one after it.
     TensorFlow's `replicated` without NCCL adds gradients on one device per variable and copies
     the sums back: a parameter server whose shards are the devices.
     """

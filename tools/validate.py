@@ -150,7 +150,7 @@ def _parts(side: Side, image: float) -> tuple[tuple[float, float], float]:
         return (part * math.log2(side.gpus), 0.0), part + sum(losses.values()) / compute - 1
     sent = _exchange(side) / compute
     wait = side.work.feed.wait(compute, side.images, side.gpus, side.nodes) / compute
-    if side.work.form == "no_overlap":
+    if side.form == "no_overlap":
         return (math.log2(side.gpus), 0.0), sent + wait
     return (math.log2(side.gpus), sent), wait
 
@@ -158,7 +158,7 @@ def _parts(side: Side, image: float) -> tuple[tuple[float, float], float]:
 def _exchange(side: Side) -> float:
     """Seconds of an exchange where nothing hides it: an all-reduce, or both ways of servers."""
     machine, net, local = side.machine, side.work.net, max(1, side.gpus // side.nodes)
-    if side.work.form != "parameter_server" or side.gpus < 2:
+    if side.form != "parameter_server" or side.gpus < 2:
         return exchange_seconds(machine, side.work, local, side.nodes)
     latency = machine.inside.latency + (machine.between.latency if side.nodes > 1 else 0.0)
     sent = net.parameters * side.work.gradient_bytes / side.server_rate

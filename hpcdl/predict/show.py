@@ -9,12 +9,11 @@ from typing import Any
 
 from hpcdl.predict.machine import CPU, GIGA
 from hpcdl.predict.request import Forecast, ScalingPoint, choose, smallest_that_fits
-from hpcdl.predict.step import Workload
+from hpcdl.predict.step import Workload, split_texts
 from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
-from hpcdl.system.text import count_of, table
+from hpcdl.system.text import count_of, duration, table
 
-_HOUR = 3600.0
 _LEFT_OUT = {"nodes", "step ms", "speed-up", "tokens/s/GPU", "TFLOP/s/GPU"}
 """Columns that a table of several partitions has no room for."""
 
@@ -58,7 +57,7 @@ def _choice(forecast: Forecast, point: ScalingPoint) -> str:
     cost = forecast.cost(point)
     price = "" if cost is None else f", costs {cost:.2f}"
     return (
-        f"{count_of(point.gpus, 'GPU')}: {_span(forecast)} in {_hours(point.seconds)}, "
+        f"{count_of(point.gpus, 'GPU')}: {_span(forecast)} in {duration(point.seconds)}, "
         f"{point.gpu_hours:.2f} GPU-hours{price}, {point.efficiency:.1%}, "
         f"limited by {point.step.limit}"
     )
@@ -85,14 +84,10 @@ def _head(forecast: Forecast) -> str:
 
 
 def _how(work: Workload) -> str:
-    """The batch, precision and form; of a split transformer, how it is split."""
-    plan, batch = work.plan, f"batch {work.batch} per"
-    if plan is None:
-        return f"{batch} GPU, {work.precision}, {work.form}"
-    return (
-        f"{batch} replica x {plan.micro_batches} micro-batches, {work.precision}, tensor "
-        f"{plan.tensor}, stages {plan.stages}, checkpointing {plan.checkpointing}, ZeRO {plan.zero}"
-    )
+    """The batch and precision; of a split transformer, how it is split."""
+    if work.plan is None:
+        return f"batch {work.batch} per GPU, {work.precision}"
+    return f"batch {work.batch} per replica, {work.precision}, {', '.join(split_texts(work.plan))}"
 
 
 def _span(one: Forecast) -> str:
@@ -106,13 +101,6 @@ def _unit(work: Workload) -> str:
 def _rate(value: float) -> str:
     """Images or sequences per second: whole ones, and two figures below 10."""
     return f"{value:.0f}" if value >= 9.95 else f"{value:.2g}"
-
-
-def _hours(seconds: float) -> str:
-    """Seconds as `41 s`, `12.3 min` or `4.56 h`."""
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.1f} min" if seconds < _HOUR else f"{seconds / _HOUR:.2f} h"
 
 
 def _cells(forecast: Forecast, point: ScalingPoint) -> dict[str, str]:
@@ -139,7 +127,7 @@ def _cells(forecast: Forecast, point: ScalingPoint) -> dict[str, str]:
     cells["GB/GPU"] += "" if point.fits else " too much"
     return {
         **cells,
-        span: _hours(point.seconds),
+        span: duration(point.seconds),
         f"GPU-h/{span}": f"{point.gpu_hours:.2f}",
         f"cost/{span}": "-" if cost is None else f"{cost:.2f}",
         "limited by": point.step.limit,
@@ -185,7 +173,6 @@ def _data(forecast: Forecast) -> dict[str, Any]:
         "model": work.net.name,
         "batch_per_gpu": work.batch,
         "precision": work.precision,
-        "form": work.form,
         "plan": work.plan and asdict(work.plan),
         "images_per_epoch": forecast.images,
         "epochs": forecast.request.epochs,

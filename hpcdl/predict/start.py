@@ -204,7 +204,7 @@ def with_exchange(machine: Machine, exchange: Exchange) -> Machine:
 # ---- one GPU's step ----
 
 
-USUAL_BATCH = 64
+USUAL_BATCH, _FRAMEWORK = 64, "TensorFlow"
 # Weights of a row: of another framework, with XLA where the other has none, without a batch; of the
 # effects all together.
 _OTHER, _XLA, _NO_BATCH, _EFFECTS = 0.03, 0.3, 0.02, 0.05
@@ -250,15 +250,14 @@ def from_facts(machine: Machine, work: Workload) -> Calibration:
 
 def _from_rows(machine: Machine, work: Workload) -> Calibration:
     """One GPU's step by published single-GPU rows, and by effects where there are few."""
-    framework = "PyTorch" if work.form == "ddp" else "TensorFlow"
-    part, row = reached(machine, work, framework, one_gpu_rows())
+    part, row = reached(machine, work, _FRAMEWORK, one_gpu_rows())
     shipped = facts.load("predict")
     if row is None:
         known = work.net.name in shipped["effects"]["network"]
         kind, proof = ("borrowed" if known else "unseen"), "doubtful"
         source = "effects of GPU, precision and network in published rows (none joins these)"
     else:
-        kind, proof = ("same" if row.framework.startswith(framework) else "foreign"), "published"
+        kind, proof = ("same" if row.framework.startswith(_FRAMEWORK) else "foreign"), "published"
         batch = f"{row.batch or 'unknown'}{' with XLA' if row.xla else ''}"
         source = f"{row.source}: {row.rate:g} images/s at batch {batch}"
         source += f" ({row.framework})" if kind == "foreign" else ""

@@ -6,9 +6,6 @@
 
 t1 is one GPU's step; the two numbers a and b are fitted by `python -m tools.validate`.
 
-Forms: `horovod` and `ddp` (an all-reduce beside back-propagation), `no_overlap` (one all-reduce
-after back-propagation: `tf.distribute`, CNTK). Sharded transformers are split ones.
-
 Transformers that are split over GPUs, in the same terms:
 
     step = micro-batches x slowest stage + (all stages - the slowest) / virtual stages
@@ -409,7 +406,7 @@ class SharedCores(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """The training: network, images per GPU and step, precision, form, input.
+    """The training: network, images per GPU and step, precision, input.
 
     With a `plan` the batch is a micro-batch of a replica. `shared` cores slow ranks down.
     """
@@ -417,7 +414,6 @@ class Workload:
     net: NetworkSums
     batch: int
     precision: str = "fp32"
-    form: str = "horovod"
     feed: Feed = ENDLESS
     plan: ModelSplit | None = None
     shared: SharedCores | None = None
@@ -480,7 +476,7 @@ class StepTime(NamedTuple):
 
 def predict_step(machine: Machine, work: Workload, alone: float, gpus: int, nodes: int) -> StepTime:
     """The step of `gpus` GPUs spread evenly over `nodes` nodes; one GPU's pass takes `alone`."""
-    law, compute, exposed = facts.load("predict")["law"], alone, 1.0
+    law, compute = facts.load("predict")["law"], alone
     if work.plan:
         part, pace = (
             utilisation(machine.gpu, work.plan)["part"],
@@ -489,10 +485,9 @@ def predict_step(machine: Machine, work: Workload, alone: float, gpus: int, node
         compute, losses = split_step(machine, work, gpus, part, pace)
         losses[STRAGGLERS] = compute * law["straggler"] * math.log2(gpus)
         return StepTime(gpus, nodes, compute, losses)
+    exposed = law["exchange"]
     if work.shared:  # nothing hides the exchange: it needs the cores that compute
-        compute *= work.shared.stretch(gpus)
-    elif work.form != "no_overlap":
-        exposed = law["exchange"]
+        compute, exposed = compute * work.shared.stretch(gpus), 1.0
     whole = exchange_seconds(machine, work, max(1, gpus // nodes), nodes)
     losses = {
         INPUT: work.feed.wait(compute, work.batch, gpus, nodes),

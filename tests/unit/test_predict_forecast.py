@@ -10,7 +10,7 @@ from hpcdl.predict.machine import kept_bytes, network, of_partition
 from hpcdl.predict.request import ScalingRequest, answer, choose, expand
 from hpcdl.predict.show import forecast_text
 from hpcdl.predict.start import one_gpu_rows, read_result
-from hpcdl.predict.step import ModelSplit, SharedCores, StepTime, Workload, feed, pace, predict_step
+from hpcdl.predict.step import ModelSplit, SharedCores, StepTime, Workload, feed, pace
 from hpcdl.results.gpus import gpu_named
 from hpcdl.system.errors import BadInput
 
@@ -163,14 +163,6 @@ def test_what_limits_a_step_is_named(k80, asked, limit):
     rate = asked.pop("measured_gbs", None)
     k80 = replace(k80, interconnect=replace(k80.interconnect, measured_gbs=rate))
     assert ask(k80, **asked).points[0].step.limit == limit
-
-
-def test_an_exchange_after_back_propagation_is_slower(k80):
-    hidden, late = (
-        predict_step(of_partition(k80), Workload(network("vgg16"), 64, form=form), 1.0, 64, 16)
-        for form in ("horovod", "no_overlap")
-    )
-    assert hidden.seconds < late.seconds
 
 
 @pytest.mark.parametrize(

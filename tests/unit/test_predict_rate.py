@@ -36,8 +36,8 @@ def usual(gpu):
     return "tf32" if float(gpu_named(gpu).compute) >= 8 else "fp32"
 
 
-def rate(gpu, model, batch, precision=None, form="horovod"):
-    work = Workload(network(model), batch, precision or usual(gpu), form)
+def rate(gpu, model, batch, precision=None):
+    work = Workload(network(model), batch, precision or usual(gpu))
     return batch / from_facts(machine(gpu), work).seconds
 
 
