@@ -176,7 +176,7 @@ class Record:
                 "images_per_second_p95": round(high, 3),
                 "images_per_second_mean": round(sum(kept["images"]) / total, 3),
                 "loss": self.samples["loss"][-1],
-                "phases": {name: sum(kept[name]) / total for name in PARTS},
+                "phases": {name: sum(kept[name]) / total for name in (*PARTS, "other")},
             },
         }
         path = Path(place("HPCDL_JOB_DIR", ".")) / "result.json"
