@@ -17,6 +17,7 @@ from tests.unit.conftest import commands
 
 HPCDL = [sys.executable, "-m", "hpcdl"]
 COMMANDS = commands()
+SHARED = {"--site", "--json", "--no-color", "--dry-run"}
 
 
 @pytest.fixture
@@ -42,6 +43,8 @@ def test_help_shows_an_example_first_and_a_dry_run_where_something_changes(words
     assert f"usage: hpcdl {words}" in " ".join(out.split())
     assert "--json" in out
     assert ("--dry-run" in out) == COMMANDS[words].changes
+    own = set(re.findall(r"(?m)^  (-\S+)", out)) - {"-h,", "-v,"} - SHARED
+    assert len(own) <= 15, "the first screen"
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -61,9 +64,11 @@ def test_the_overview_names_every_group(words, call):
     machinery = {"preflight", "stage", "schema"}
     assert all((f"  {name} " in out) == (name not in machinery) for name in GROUPS)
     assert overview() in out
+    assert len(re.findall(r"(?m)^  [a-z]+ ", out)) <= 12
 
 
 def test_help_and_version_are_what_they_are_elsewhere(call):
+    assert "--gpus COUNTS" in call("predict --help")[1], "a group of one command has its help"
     assert call("help site")[1].startswith("example: hpcdl site ")
     assert call("help job list")[1].startswith("example: hpcdl job list")
     assert call("version") == call("--version")
