@@ -5,9 +5,11 @@
 set -u
 export HPCDL_SITE=embedded
 last=${1:-7} begun=$SECONDS number=0 bold='' plain=''
+times=${HPCDL_HOME:-~/.local/share/hpcdl}/demo # how long each step took the last time
 if [ -t 1 ] && [ -z "${NO_COLOR:-}" ]; then bold=$'\e[1m' plain=$'\e[0m'; fi
 
 finish() {
+  keep
   printf '\nDone in %s s. Next:\n' $((SECONDS - begun))
   # `make demo` puts this environment's programs before a PATH that may lack them.
   PATH=${PATH#*:} type -P hpcdl >/dev/null || printf '  export PATH=%s:$PATH\n' "${PATH%%:*}"
@@ -19,10 +21,17 @@ finish() {
   exit 0
 }
 
+keep() { # the seconds of the step that has ended
+  [ "$number" = 0 ] || { mkdir -p "$times" && echo $((SECONDS - since)) >"$times/$number"; }
+}
+
 step() { # TITLE REASON
-  number=$((number + 1))
-  [ "$number" -le "$last" ] || finish
-  printf '\n%s[%s/7] %s%s\n%s\n' "$bold" "$number" "$1" "$plain" "$2"
+  local took=''
+  [ "$number" -lt "$last" ] || finish
+  keep
+  number=$((number + 1)) since=$SECONDS
+  [ ! -r "$times/$number" ] || took=" It took $(<"$times/$number") s the last time."
+  printf '\n%s[%s/7] %s%s\n%s%s\n' "$bold" "$number" "$1" "$plain" "$2" "$took"
 }
 
 run() { # STATUS COMMAND...: runs a command that must exit with this status

@@ -43,14 +43,17 @@ def test_the_demo_ends_where_a_command_does_not_do_what_it_must(
         text = STANDIN.format(log=tmp_path / "log", fails=f"'{fails}'", status=status)
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    done = subprocess.run(
-        ["bash", SCRIPT, *steps.split()],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HPCDL_HOME": str(tmp_path / "home")}
+    for again in (False, True):
+        done = subprocess.run(
+            ["bash", SCRIPT, *steps.split()],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        assert (" s the last time." in done.stdout) == again
     assert (done.returncode, said in done.stdout) == (code, True), done.stdout
     last = (tmp_path / "log").read_text().splitlines()[-1]
     ends = {"": "hpcdl check run", "2": "hpcdl stack publish"}
