@@ -1,4 +1,4 @@
-"""`hpcdl train` beside plain Keras, ranks beside single runs, a checkpoint, and the start-up.
+"""`hpcdl train` beside plain Keras and tf.data, ranks beside single runs, checkpoints, start-up.
 
 Ratios are medians over turns inside one run, of CPU time.
 """
@@ -128,6 +128,22 @@ def _large(made, network, batch):
     report(f"checkpoint of {network}: part of 100 steps", share, "", most=0.005)
 
 
+def _input(made):
+    """Images read, decoded and augmented, beside a tuned tf.data pipeline, in turns."""
+    made.photos("photos", "--count=640", "--shards=8")
+    found = made.script("-m", "tools.bench.input_images", "photos", str(_TURNS), timeout=1200)
+    ratios = [tuned / own for tuned, own in zip(found["tuned"], found["ours"], strict=True)]
+    ours, tuned = (1e3 * statistics.median(found[side]) for side in ("ours", "tuned"))
+    report(
+        "input: JPEGs of 500 x 375 to 224 x 224, beside a tuned tf.data pipeline",
+        statistics.median(ratios),
+        "x",
+        least=1.0,
+        yardstick=f"tf.data: {tuned:.2f} CPU-ms an image",
+        note=f"ours: {ours:.2f}; by turn: {', '.join(f'{ratio:.2f}' for ratio in ratios)}",
+    )
+
+
 def _rate(done):
     assert done.code == 0, done.err
     return float(done.result["summary"]["images_per_second"])
@@ -180,4 +196,5 @@ def main():
         _small(made, 64, 1.0)
         for network, batch in _NETWORKS:
             _large(made, network, batch)
+        _input(made)
         _ranks(made)
