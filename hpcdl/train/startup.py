@@ -9,6 +9,7 @@ count as ranks.
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import socket
 import sys
@@ -152,6 +153,7 @@ def import_tensorflow(place: RankPlace, *, onednn: bool = False, xla: bool = Fal
         given = os.environ.get("TF_XLA_FLAGS", "")
         os.environ["TF_XLA_FLAGS"] = f"{given} --tf_xla_auto_jit=2 --tf_xla_cpu_global_jit".strip()
     with _calm_stderr():
+        gc.disable()  # a third of the import would be its search among modules that all live on
         try:
             import tensorflow as tf
         except ImportError as fault:
@@ -159,6 +161,8 @@ def import_tensorflow(place: RankPlace, *, onednn: bool = False, xla: bool = Fal
                 f"TensorFlow cannot be imported: {fault}",
                 hint="`module load tensorflow` first, or build it with `hpcdl stack build`",
             ) from fault
+        gc.freeze()
+        gc.enable()
     tf.get_logger().setLevel("ERROR")
     # TensorFlow complains where there is no driver; where there is one, its messages are of use.
     with nullcontext() if Path("/dev/nvidiactl").exists() else _calm_stderr():

@@ -61,10 +61,7 @@ def inspect(args: argparse.Namespace) -> ExitCode:
 
 
 def _tensorflow() -> int:
-    """Import TensorFlow with one thread, for work of threads; returns the CPUs of this process.
-
-    Modules that use it may be imported then.
-    """
+    """Import TensorFlow with one thread, for work of threads; returns the CPUs of this process."""
     place = this_place()
     import_tensorflow(replace(place, cpus=1))
     return place.cpus
