@@ -1,7 +1,6 @@
 """Options of a training run, and its numbers: batch, steps, learning rate. Pure.
 
 No TensorFlow here: `hpcdl train --help`, expectations and the command line's checks need none.
-Every refusal of bad numbers is here, too.
 """
 
 from __future__ import annotations
