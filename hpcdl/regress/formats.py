@@ -34,6 +34,7 @@ from hpcdl.system.text import (
 
 Run = Mapping[str, Any]
 _STATUSES = "PASS FAIL ERROR NO-REFERENCE STALE INSUFFICIENT-DATA SKIP XFAIL"
+_WORST = ["ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS"]
 _STATUS_CODES = {status: code for code, status in enumerate(_STATUSES.split())}
 _HELP = {
     "status": ", ".join(f"{code} {status}" for status, code in _STATUS_CODES.items()) + ".",
@@ -75,13 +76,13 @@ def as_markdown(run: Run, answer: GateAnswer | None = None) -> str:
         rows += [f"{one.name}: {one.accepted} [{one.id}]" for one in answer.accepted]
         lines += [*markdown_table(["finding"], ([row] for row in rows)), ""] if rows else []
     cells = []
-    for verdict in sorted(run["verdicts"], key=_worst):
+    for verdict in sorted(run["verdicts"], key=worst):
         metric = next((m for m in verdict["metrics"] if m["wanted"]), None)
         measured = f"{number(metric['value'])} {metric['unit']}" if metric else "-"
         reference = number(metric["reference"]) if metric else "-"
         word = verdict["status"] + (" (waived)" if verdict["waived"] else "")
-        where = _place(verdict) or "-"
-        cells.append((_name(verdict), where, word, measured, reference, verdict["reason"]))
+        where = verdict_place(verdict) or "-"
+        cells.append((verdict_name(verdict), where, word, measured, reference, verdict["reason"]))
     header = ("check", "partition", "verdict", "measured", "reference", "reason")
     return "\n".join([*lines, *markdown_table(header, cells)]) + "\n"
 
@@ -93,9 +94,10 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
-def _worst(verdict: Mapping[str, Any]) -> tuple[bool, int]:
-    """Return the sort key of a verdict: those that do not pass come first."""
-    return bool(verdict["ok"]), -_STATUS_CODES[verdict["status"]]
+def worst(verdict: Mapping[str, Any]) -> tuple[bool, int, str, str]:
+    """Return the sort key of a verdict: those that need a person come first."""
+    rank = _WORST.index(verdict["status"])
+    return bool(verdict["ok"]), rank, verdict_place(verdict), verdict_name(verdict)
 
 
 def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
@@ -126,8 +128,8 @@ def as_junit(run: Run, answer: GateAnswer | None = None) -> str:
 
 def _junit_case(verdict: Mapping[str, Any]) -> str:
     head = (
-        f"  <testcase classname={xml_attribute(_place(verdict) or 'run')} "
-        f'name={xml_attribute(_name(verdict))} time="{verdict["seconds"]:.2f}"'
+        f"  <testcase classname={xml_attribute(verdict_place(verdict) or 'run')} "
+        f'name={xml_attribute(verdict_name(verdict))} time="{verdict["seconds"]:.2f}"'
     )
     status, message = verdict["status"], f"message={xml_attribute(verdict['reason'])}"
     if status in {"SKIP", "XFAIL"}:
@@ -203,12 +205,14 @@ FORMATS: dict[str, Callable[..., str]] = {
 }
 
 
-def _name(verdict: Mapping[str, Any]) -> str:
-    return f"{verdict['check']}/{verdict['case']}" if verdict["case"] else str(verdict["check"])
+def verdict_name(verdict: Mapping[str, Any]) -> str:
+    """Check and case."""
+    return "/".join(filter(None, (verdict["check"], verdict["case"])))
 
 
-def _place(verdict: Mapping[str, Any]) -> str:
-    return place_of(str(verdict["partition"] or ""), str(verdict.get("environment") or ""))
+def verdict_place(verdict: Mapping[str, Any]) -> str:
+    """Partition and environment."""
+    return place_of(verdict.get("partition") or "", verdict.get("environment") or "")
 
 
 def _labels(verdict: Mapping[str, Any]) -> dict[str, str]:

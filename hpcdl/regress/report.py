@@ -26,9 +26,9 @@ from typing import Any
 
 from hpcdl.regress.answer import WARNING, Finding, GateAnswer, causes_of
 from hpcdl.regress.estimate import nightly, spread_of
-from hpcdl.regress.formats import Run
+from hpcdl.regress.formats import Run, verdict_name, verdict_place, worst
 from hpcdl.regress.history import History, Result, single_node
-from hpcdl.regress.identity import Series, place_of
+from hpcdl.regress.identity import Series
 from hpcdl.regress.run_directory import began
 from hpcdl.regress.verdict import bounds_text, number
 from hpcdl.results.faults import Status
@@ -39,9 +39,8 @@ _SCRIPTS = ("uplot/uPlot.iife.min.js", "figures.js", "page.js")
 _STYLES = ("uplot/uPlot.min.css", "style.css")
 _JOB_FACTS = {"job": "id", "ended as": "state", "nodes": "nodes", "restarts": "restarts"}
 _JOB_FACTS |= {"waited": "queue_wait_seconds", "ran": "run_seconds"}
-_ORDER = ("ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS")
 
-Row = Mapping[str, Any]
+Row = dict[str, Any]
 """A verdict as the table shows it: with its place as `partition`, a tone and facts of its job."""
 
 
@@ -171,30 +170,24 @@ def _hash(text: str) -> str:
 
 def rows_of(verdicts: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The verdicts as rows, those that need a person first."""
-    rows = [_row(index, verdict) for index, verdict in enumerate(verdicts)]
+    rows = [_row(index, one) for index, one in enumerate(sorted(verdicts, key=worst))]
     often = Counter((row["name"], row["partition"]) for row in rows)
     for row in rows:
         if often[row["name"], row["partition"]] < 2:
             row["node"] = ""
-
-    def urgency(row: Row) -> tuple[bool, int, str, str]:
-        place = _ORDER.index(row["status"]) if row["status"] in _ORDER else 0
-        passes = row["tone"] == "good" or row["waived"]
-        return passes, place, row["partition"], row["name"]
-
-    return sorted(rows, key=urgency)
+    return rows
 
 
-def _row(index: int, verdict: Mapping[str, Any]) -> dict[str, Any]:
-    check, case, status = (str(verdict.get(of) or "") for of in ("check", "case", "status"))
+def _row(index: int, verdict: Mapping[str, Any]) -> Row:
+    status = verdict["status"]
     metrics = [{"source": "", **metric} for metric in verdict.get("metrics") or ()]
     return {
         "id": f"v{index}",
         "index": index,
-        "name": f"{check}/{case}" if case else check,
-        "check": check,
-        "case": case,
-        "partition": place_of(*(str(verdict.get(of) or "") for of in ("partition", "environment"))),
+        "name": verdict_name(verdict),
+        "check": verdict["check"],
+        "case": verdict["case"],
+        "partition": verdict_place(verdict),
         "status": status,
         "tone": {"PASS": "good", "FAIL": "bad", "ERROR": "bad"}.get(status, "uncertain"),
         "waived": bool(verdict.get("waived")),

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 from hpcdl.cli import main
 from hpcdl.regress.answer import Finding, causes_of
+from hpcdl.regress.formats import as_markdown
 from hpcdl.regress.gate import ask
 from hpcdl.regress.history import history_path, open_history
 from hpcdl.regress.identity import Series
@@ -61,14 +62,13 @@ def test_a_drop_that_the_gate_found_parts_the_levels_and_is_told_with_its_releas
 
 def test_what_needs_a_person_stands_first():
     states = ["PASS", "STALE", "FAIL", "ERROR", "PASS"]
-    verdicts = [
-        {"check": "c", "case": str(n), "status": status, "ok": status == "PASS", "metrics": []}
-        for n, status in enumerate(states)
-    ]
+    verdicts = [made_verdict(status, case=str(n)) for n, status in enumerate(states)]
     found = [row["status"] for row in rows_of(verdicts)]
     assert found == ["ERROR", "FAIL", "STALE", "PASS", "PASS"]
+    lines = as_markdown({"verdicts": verdicts}).splitlines()[2:]
+    assert [line.split(" | ")[2] for line in lines] == found, "as the page"
     each = [
-        {"check": "storage", "case": case, "status": "PASS", "job": {"nodes": node}}
+        made_verdict("PASS", check="storage", case=case, job={"nodes": node})
         for case, node in (("read", "n1"), ("read", "n2"), ("write", "n1"))
     ]
     assert [row["node"] for row in rows_of(each)] == ["n1", "n2", ""], "where a case has several"
