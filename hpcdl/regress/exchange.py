@@ -212,13 +212,8 @@ def _of_cases(
         for case in cases
     ]
     verdicts = [judge(with_evidence(case, Plain({}, {}, {}))) for case in named]
-    plain = [_plain_verdict(verdict) for verdict in verdicts]
+    plain = [verdict.as_data() for verdict in verdicts]
     yield from of_run({"run": run, "verdicts": plain}, time.isoformat(timespec="seconds"))
-
-
-def _plain_verdict(verdict: Verdict) -> dict[str, Any]:
-    faults = [fault.as_data() for fault in verdict.faults]
-    return asdict(verdict) | {"status": verdict.status.value, "faults": faults}
 
 
 def incoming(paths: Sequence[Path], system: str) -> list[Incoming]:
@@ -265,7 +260,7 @@ def of_outcome(outcome: CheckOutcome, when: datetime | None = None) -> list[Resu
 
 def of_verdicts(verdicts: Sequence[Verdict], site: str) -> list[Result]:
     """The results of a run that goes on, as they would be added to the history now."""
-    each = [*map(_plain_verdict, verdicts)]
+    each = [verdict.as_data() for verdict in verdicts]
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return list(of_run({"run": "now", "site": site, "verdicts": each}, now))
 

@@ -19,7 +19,7 @@ from hpcdl.regress.references import Reference
 from hpcdl.regress.run_directory import JobEvent, RunDirectory, read_events
 from hpcdl.regress.runner import CheckOutcome
 from hpcdl.regress.verdict import Verdict, bounds_text, number
-from hpcdl.results.faults import Status
+from hpcdl.results.faults import WORST, Status
 from hpcdl.results.records import PROGRESS, VERDICTS
 from hpcdl.system.errors import BadInput
 from hpcdl.system.text import (
@@ -34,7 +34,6 @@ from hpcdl.system.text import (
 
 Run = Mapping[str, Any]
 _STATUSES = "PASS FAIL ERROR NO-REFERENCE STALE INSUFFICIENT-DATA SKIP XFAIL"
-_WORST = ["ERROR", "FAIL", "NO-REFERENCE", "STALE", "INSUFFICIENT-DATA", "XFAIL", "SKIP", "PASS"]
 _STATUS_CODES = {status: code for code, status in enumerate(_STATUSES.split())}
 _HELP = {
     "status": ", ".join(f"{code} {status}" for status, code in _STATUS_CODES.items()) + ".",
@@ -96,7 +95,7 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list
 
 def worst(verdict: Mapping[str, Any]) -> tuple[bool, int, str, str]:
     """Return the sort key of a verdict: those that need a person come first."""
-    rank = _WORST.index(verdict["status"])
+    rank = WORST.index(Status(verdict["status"]))
     return bool(verdict["ok"]), rank, verdict_place(verdict), verdict_name(verdict)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hpcdl.regress.identity import LOWER, TIMES
@@ -248,10 +248,7 @@ def as_data(outcome: CheckOutcome) -> dict[str, Any]:
             "notes": list(outcome.notes),
             "seconds": round(outcome.seconds, 2),
             "time": outcome.ended,
-            "verdicts": [
-                asdict(verdict) | {"status": verdict.status.value, "ok": verdict.ok}
-                for verdict in outcome.verdicts
-            ],
+            "verdicts": [verdict.as_data() for verdict in outcome.verdicts],
         }
     )
 

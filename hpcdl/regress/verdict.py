@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from hpcdl.regress.identity import HIGHER, better_of, place_of
@@ -127,6 +127,11 @@ class Verdict:
     def ok(self) -> bool:
         """Return whether it passes, is waived, or its check does not apply."""
         return self.status is Status.PASS or self.status.neutral or self.waived
+
+    def as_data(self) -> dict[str, Any]:
+        """As plain values, as verdicts.json has them."""
+        faults = [fault.as_data() for fault in self.faults]
+        return asdict(self) | {"status": self.status.value, "ok": self.ok, "faults": faults}
 
 
 def judge(case: Mapping[str, Any], machine: str | None = None) -> Verdict:

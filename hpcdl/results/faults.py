@@ -86,7 +86,10 @@ class FaultKind(str, Enum):
     STALE_REFERENCE = "stale-reference", Status.STALE
 
 
-_WORST = (Status.ERROR, Status.FAIL, Status.INSUFFICIENT, Status.NO_REFERENCE, Status.STALE)
+WORST = (
+    *(Status.ERROR, Status.FAIL, Status.INSUFFICIENT, Status.NO_REFERENCE, Status.STALE),
+    *(Status.XFAIL, Status.SKIP, Status.PASS),
+)
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def as_fault(values: object) -> JobFault:
 def status_of(faults: Iterable[JobFault]) -> Status:
     """The verdict on all of them: the worst; PASS where there is none."""
     found = {fault.kind.status for fault in faults}
-    return next((status for status in _WORST if status in found), Status.PASS)
+    return next((status for status in WORST if status in found), Status.PASS)
 
 
 def describe(faults: Iterable[JobFault]) -> str:
