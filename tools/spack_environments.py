@@ -9,7 +9,7 @@ from __future__ import annotations
 from hpcdl import facts
 from hpcdl.stack.resolve_facts import wheel_sets
 from hpcdl.stack.resolve_solution import Setting, solve
-from hpcdl.stack.spack_backend.environment import SpackEnvironment, majors_of, render
+from hpcdl.stack.spack_backend.environment import SpackEnvironment, render, up_to
 from hpcdl.system.files import write_atomic
 from hpcdl.system.resources import folder
 
@@ -30,7 +30,7 @@ def environment(name: str) -> SpackEnvironment:
         return SpackEnvironment(*named, {**versions, **listed["versions"]}, gcc="", wheels=True)
     compute = facts.load("gpus")["gpus"][row["gpu"]]["compute"]
     found = {one.component: one.version for one in solve(Setting("spack", compute))[0]}
-    return SpackEnvironment(*named, found, majors_of(compute))
+    return SpackEnvironment(*named, found, up_to(found["gcc"]))
 
 
 def main() -> None:

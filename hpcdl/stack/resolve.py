@@ -20,7 +20,7 @@ from hpcdl.site import Gpu, Partition, Site, StackRequest
 from hpcdl.site.sections import BACKENDS, Backend
 from hpcdl.stack.release import MODULE
 from hpcdl.stack.resolve_facts import COMPONENTS, chain_lines, evidence_of, known
-from hpcdl.stack.resolve_solution import Resolution, Setting, driver_notes, fix, make_problem, solve
+from hpcdl.stack.resolve_solution import Resolution, Setting, driver_notes, make_problem, solve
 from hpcdl.stack.resolve_solver import Condition, Range, Rule, Solver, sort_key
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.packages import pythons, that_start
@@ -29,15 +29,6 @@ from hpcdl.system.text import did_you_mean
 _USUAL = "x86_64"
 # A version, or a range as Spack writes it: `2.18`, `2.15:2.18`, `:2.14,2.18`.
 _VERSION = re.compile(r"[0-9:](?:[0-9A-Za-z:]|[.,_-](?=[0-9A-Za-z:]))*", re.ASCII)
-
-
-def allowed(compute: str | None, backend: str, component: str) -> tuple[str, ...]:
-    """Versions of one component that fit the newest set of all the others, newest first."""
-    solver = Solver(make_problem(Setting(backend, compute)))
-    values = solver.solve() or {}
-    others = [fix(name, v, "choice", 0) for name, v in values.items() if name != component]
-    known_ones = solver.problem.domains[component]
-    return tuple(v for v in known_ones if solver.solve([*others, fix(component, v, "question", 0)]))
 
 
 def find_request(site: Site, name: str | None = None) -> StackRequest:

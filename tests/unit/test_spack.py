@@ -62,7 +62,7 @@ def test_an_environment_fixes_the_versions_of_the_resolution(one):
     assert packages["cuda"]["require"] == [f"@{one.versions['cuda']}"]
     assert packages["cxx"]["require"] == [f"gcc@{one.gcc}"]
     assert Range(one.gcc).allows(one.versions["gcc"])
-    kepler = (one.gcc, one.archs, one.versions["tensorflow"]) == ("9:11", ("35", "37"), "2.14.1")
+    kepler = (one.gcc, one.archs, one.versions["tensorflow"]) == (":11", ("35", "37"), "2.14.1")
     assert kepler == (one.name == "k80"), "its own compilers, and code for both cards"
 
 

@@ -26,7 +26,7 @@ from typing import Any
 from hpcdl import facts
 from hpcdl.site import External, Partition, Site, StackRequest
 from hpcdl.stack.release import SCHEMA, digest, variant_of
-from hpcdl.stack.resolve import Resolver, allowed, computes_of
+from hpcdl.stack.resolve import Resolver, computes_of
 from hpcdl.stack.resolve_facts import serves, wheel_sets
 from hpcdl.stack.resolve_solver import Range, sort_key
 from hpcdl.system.errors import (
@@ -47,7 +47,7 @@ from hpcdl.system.text import duration
 class SpackEnvironment:
     """One GPU generation's environment: its versions, and the compilers that fit them all.
 
-    `archs` are Spack's cuda_arch values, none for CPUs; `gcc` a range such as `9:11`, empty where
+    `archs` are Spack's cuda_arch values, none for CPUs; `gcc` a range such as `:11`, empty where
     TensorFlow comes from `wheels`. `pinned` are the components that a site fixes, `proof` is the
     evidence level of the resolution.
     """
@@ -93,8 +93,9 @@ def environment_of(
     resolution = Resolver(site).build(request, names)
     wheels = request.backend == "spack-wheels"
     computes = computes_of(site, request, names)
-    one_gcc = site.spack.compilers or "gcc" in request.pins
-    gcc = resolution.versions["gcc"] if one_gcc and not wheels else ""
+    gcc = "" if wheels else resolution.versions["gcc"]
+    if gcc and not site.spack.compilers and "gcc" not in request.pins:
+        gcc = up_to(gcc)  # the machine's own; what is too old the recipes say
     models = (model for part in names for model in site.partition(part).gpu_models)
     return SpackEnvironment(
         name=name,
@@ -102,7 +103,7 @@ def environment_of(
         serves=tuple(dict.fromkeys(models)) if computes else ("CPUs",),
         archs=_archs(resolution.versions["tensorflow"], computes, wheels=wheels),
         versions=resolution.versions,
-        gcc="" if wheels else gcc or majors_of(computes[0] if computes else None),
+        gcc=gcc,
         pinned=tuple(request.pins),
         wheels=wheels,
         proof=resolution.proof,
@@ -148,10 +149,9 @@ def render_site(site: Site, partition: Partition) -> str:
     )
 
 
-def majors_of(compute: str | None) -> str:
-    """Major releases of gcc that fit the newest set of a GPU (None: a CPU), as a range: `12:13`."""
-    majors = sorted({v.split(".")[0] for v in allowed(compute, "spack", "gcc")}, key=sort_key)
-    return f"{majors[0]}:{majors[-1]}"
+def up_to(gcc: str) -> str:
+    """A range of compilers: those of this major release and older ones."""
+    return f":{gcc.partition('.')[0]}"
 
 
 def _requirements(wanted: SpackEnvironment) -> Iterator[tuple[str, str, str]]:
