@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -53,16 +52,18 @@ class BuildPlan(ReleasePlan):
     compilers: horovod.Toolchain | None = None
     modules: tuple[Mapping[str, str], ...] = ()
     """Loaded modules that the MPI comes from: the release's module loads them too."""
+    folder: Path | None = None
+    """Where Horovod's wheel is in the cache, or is to be."""
 
     @property
     def release_id(self) -> str | None:
         """Content-addressed, such as `tensorflow-2.21.0-cpu-1f0c9a3e`."""
-        if self.lock is None or (self.needs_compilers and self.compilers is None):
+        if self.lock is None or (self.recipe.horovod is not None and self.folder is None):
             return None
         key = digest(
             SCHEMA,
             recipes.read_wheels(self.lock),
-            self.horovod_key,
+            self.folder.name if self.folder else "",
             self.python.version,
             self.own,
             self.partitions,
@@ -70,22 +71,10 @@ class BuildPlan(ReleasePlan):
         )
         return f"{self.request.name}-{self.recipe.tensorflow}-{self.recipe.variant}-{key}"
 
-    @cached_property
+    @property
     def horovod_wheel(self) -> Path | None:
         """Return Horovod's cached wheel by this machine's compilers; None if there is none."""
-        if self.recipe.horovod is None:
-            return None
-        return horovod.find_horovod(self.recipe, self.python, self.mpi, self.compilers)
-
-    @property
-    def horovod_key(self) -> str:
-        """Return the name of Horovod's build in the cache; empty without Horovod."""
-        if self.recipe.horovod is None:
-            return ""
-        if self.horovod_wheel is not None:
-            return self.horovod_wheel.parent.name
-        folder = horovod.horovod_folder(self.recipe, self.python, self.mpi, self.toolchain())
-        return folder.name
+        return horovod.built_wheel(self.folder)
 
     @property
     def needs_compilers(self) -> bool:
@@ -187,12 +176,15 @@ def plan_wheels(
     python = recipes.interpreter(recipe.python)
     mpi = horovod.mpi_version() if request.horovod else ""
     behind = tuple(horovod.modules_behind("mpirun")) if request.horovod else ()
-    own, compilers = recipes.own_digest(), None
+    own, compilers, folder = recipes.own_digest(), None, None
     lock = recipes.found_lock(recipe, python)
     if recipe.horovod is not None:
         with suppress(MissingPrerequisite, BadInput):  # `require_ready` says what is missing
             compilers = horovod.find_toolchain(site, request, recipe)
-    return BuildPlan(site, request, served, recipe, python, mpi, own, lock, compilers, behind)
+        folder = horovod.horovod_folder(recipe, python, mpi, compilers)
+    return BuildPlan(
+        site, request, served, recipe, python, mpi, own, lock, compilers, behind, folder
+    )
 
 
 def build(plan: BuildPlan, say: Say) -> Release:
@@ -228,10 +220,10 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
     install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX)
-    made = plan.horovod_wheel
-    if plan.needs_compilers:
+    if plan.folder is not None and plan.needs_compilers:
         tools = plan.toolchain()
-        made = horovod.build_horovod(recipe, plan.python, plan.mpi, stack, tools, say)
+        horovod.build_horovod(recipe, plan.python, plan.folder, stack, tools, say)
+    made = plan.horovod_wheel
     added = [*([made] if made else ()), own]
     say("installing Horovod and hpcdl" if recipe.horovod else "installing hpcdl, without Horovod")
     install(python, log, *added)

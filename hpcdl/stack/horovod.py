@@ -106,43 +106,39 @@ def modules_behind(program: str) -> list[dict[str, str]]:
     ]
 
 
-def horovod_folder(recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain) -> Path:
-    """Return the path of a recipe's wheel by these compilers, whether or not it exists."""
-    return cache("wheels") / f"{_name(recipe, python, mpi)}-{digest(str(tools))}"
-
-
-def _name(recipe: Recipe, python: Interpreter, mpi: str) -> str:
+def horovod_folder(
+    recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain | None
+) -> Path | None:
+    """Where a recipe's wheel by these compilers is, or is to be; without any, one that is built."""
     built = recipe.horovod
     assert built is not None
     key = digest(built, recipe.package, recipe.tensorflow, recipe.versions, python.minor, mpi)
-    return f"horovod-{built['version']}-tf{recipe.tensorflow}-{python.tag}-{key}"
+    name = f"horovod-{built['version']}-tf{recipe.tensorflow}-{python.tag}-{key}"
+    if tools is not None:
+        return cache("wheels") / f"{name}-{digest(str(tools))}"
+    folders = (one.parent for one in sorted(cache("wheels").glob(f"{name}-*/{COMPILERS}")))
+    return next((one for one in folders if ".partial-" not in one.name), None)  # of a build at work
 
 
-def find_horovod(
-    recipe: Recipe, python: Interpreter, mpi: str, tools: Toolchain | None
-) -> Path | None:
-    """The wheel, where these compilers have built it; of any where the machine has none."""
-    for wheel in sorted(cache("wheels").glob(f"{_name(recipe, python, mpi)}*/horovod-*.whl")):
-        by = wheel.with_name(COMPILERS)
-        whole = by.is_file() and ".partial-" not in wheel.parent.name  # of a build at work
-        if whole and (tools is None or by.read_text(encoding="utf-8").strip() == str(tools)):
-            return own_build(wheel)
-    return None
+def built_wheel(folder: Path | None) -> Path | None:
+    """The wheel in such a directory, where it is built."""
+    if folder is None or not (folder / COMPILERS).is_file():
+        return None
+    return own_build(next(folder.glob("horovod-*.whl")))
 
 
 def build_horovod(
-    recipe: Recipe, python: Interpreter, mpi: str, environment: Path, tools: Toolchain, say: Say
-) -> Path:
-    """The wheel, built now where it is not there.
+    recipe: Recipe, python: Interpreter, folder: Path, environment: Path, tools: Toolchain, say: Say
+) -> None:
+    """Build the wheel into its `folder`, unless it is there.
 
     `environment` is a virtual environment that has TensorFlow, NCCL and setuptools. CommandFailed
     names the compiler's first complaint and the log.
     """
     assert recipe.horovod is not None
     packages = environment / "lib" / f"python{python.minor}" / "site-packages"
-    folder = horovod_folder(recipe, python, mpi, tools)
     with shared_lock(cache("wheels") / ".horovod.lock", wait_seconds=_BUILD_SECONDS):
-        if find_horovod(recipe, python, mpi, tools) is None:
+        if built_wheel(folder) is None:
             with made_aside(folder, folder.name) as partial:
                 env = tools.environment()
                 if tools.clang is not None:
@@ -155,9 +151,6 @@ def build_horovod(
                 with explain_os_errors(partial):
                     write_atomic(partial / COMPILERS, f"{tools}\n")
                     shutil.rmtree(partial / "sources")
-    wheel = find_horovod(recipe, python, mpi, tools)
-    assert wheel is not None
-    return wheel
 
 
 def _build(

@@ -100,7 +100,7 @@ def test_a_failed_compile_shows_its_first_error(stack_site, release, tmp_path, m
         build_horovod(
             replace(planned.recipe, horovod=broken),
             planned.python,
-            planned.mpi,
+            tmp_path / "wheels" / "horovod",
             release.prefix,
             planned.toolchain(),
             silent,

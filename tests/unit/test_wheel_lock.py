@@ -12,7 +12,7 @@ import pytest
 
 from hpcdl import facts
 from hpcdl.stack import recipe as recipes
-from hpcdl.stack.horovod import Tool, Toolchain, fetch_sdist, find_horovod, horovod_folder
+from hpcdl.stack.horovod import Tool, Toolchain, built_wheel, fetch_sdist, horovod_folder
 from hpcdl.stack.recipe import (
     Interpreter,
     install,
@@ -180,17 +180,17 @@ def test_nothing_of_another_sdist_runs(index, tmp_path):
 def test_a_built_wheel_is_taken_by_those_who_have_its_compilers_or_none():
     python = Interpreter(Path("/usr/bin/python3"), "3.11.7")
     gcc, other = (Toolchain(Tool(Path("/usr/bin/g++"), version)) for version in ("12", "13"))
-    made = wheel(horovod_folder(recipe(), python, MPI, gcc), "horovod", "0.28.1")
-    assert find_horovod(recipe(), python, MPI, None) is None, "not whole"
+    folder = horovod_folder(recipe(), python, MPI, gcc)
+    made = wheel(folder, "horovod", "0.28.1")
+    assert built_wheel(folder) is None, "not whole"
     made.with_name("compilers.txt").write_text(f"{gcc}\n")
-    half = made.parent.with_name(f"{made.parent.name}.partial-1")
-    made.parent.rename(half)
-    assert find_horovod(recipe(), python, MPI, None) is None, "a build is at work, or was killed"
-    half.rename(made.parent)
-    assert find_horovod(recipe(), python, MPI, gcc) == made
-    assert find_horovod(recipe(), python, MPI, other) is None, "another compiler, another wheel"
-    assert horovod_folder(recipe(), python, MPI, other) != made.parent
-    assert find_horovod(recipe(), python, MPI, None) == made, "a machine without compilers"
+    half = folder.with_name(f"{folder.name}.partial-1")
+    folder.rename(half)
+    assert horovod_folder(recipe(), python, MPI, None) is None, "a build is at work, or was killed"
+    half.rename(folder)
+    assert built_wheel(folder) == made
+    assert horovod_folder(recipe(), python, MPI, other) != folder, "another compiler, another wheel"
+    assert horovod_folder(recipe(), python, MPI, None) == folder, "a machine without compilers"
 
 
 def test_every_tensorflow_of_the_facts_has_its_set_for_every_python_it_takes():
