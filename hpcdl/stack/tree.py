@@ -309,11 +309,8 @@ def record_release(release: Release, stores: Sequence[Path] = ()) -> Release:
     """
     entries = dict(_entries(release.root, stores))
     require_safe_modes(release, entries)
-    rows = _rows(entries)
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items())
-    where = json.dumps([str(store) for store in stores])
-    # The first line is a document of its own once it is closed: `look` needs no more.
-    text = f'{{"schema": 1, "stores": {where}, "entries": {{\n{lines}\n}}}}\n'
+    content = {"schema": 1, "stores": list(map(str, stores)), "entries": _rows(entries)}
+    text = json.dumps(content) + "\n"
     write_atomic(release.root / CONTENT_FILE, text)
     sealed = replace(release, content=hashlib.sha256(text.encode()).hexdigest())
     write_json(release.root / "release.json", as_record(sealed))
@@ -327,8 +324,7 @@ def look(release: Release) -> dict[str, Entry]:
     Raises CheckFailed: it has no seal, or the seal is not the one that release.json names.
     """
     with explain_os_errors(release.root):
-        head = _read_content(release).partition(b"\n")[0]
-        stores = json.loads(head + b"}}")["stores"]
+        stores = json.loads(_read_content(release))["stores"]
         return dict(_entries(release.root, [Path(name) for name in stores]))
 
 
