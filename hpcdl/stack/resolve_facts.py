@@ -1,9 +1,9 @@
-"""The facts files as components and rules, read once, checked once, frozen; wheels of the overlay.
+"""The facts files as components and rules, read once, checked once, frozen.
 
 `COMPONENTS` is the order of importance: a newer TensorFlow is worth more than a newer CUDA. A row
 of `rules` becomes one `Rule` per need. What is derived here: which GPUs the machine code of a wheel
-serves, what a backend can offer (that of `spack-wheels` is the recipes' lists of wheels), what a
-build asks of a machine, and rules in words: `K80 (sm_37) needs CUDA <= 11.8: ...`.
+serves, what a backend can offer, what a build asks of a machine, and rules in words: `K80 (sm_37)
+needs CUDA <= 11.8: ...`.
 """
 
 from __future__ import annotations
@@ -149,14 +149,14 @@ def evidence_of(site: Site) -> Iterator[Tried]:
 @cache
 def known() -> Facts:
     """The facts of this installation."""
-    files, overlay = [facts.load(name) for name in FILES], _overlay()
+    files = [facts.load(name) for name in FILES]
     components = {
-        name: _component(name, row, file, overlay["versions"].get(name, ()))
+        name: _component(name, row, file)
         for file in files
         for name, row in file["components"].items()
     }
     rules = (
-        *chain.from_iterable(map(_rules, [*files, overlay])),
+        *chain.from_iterable(map(_rules, files)),
         *chain.from_iterable(map(_offers, components.values())),
     )
     about_gpus = (
@@ -183,45 +183,9 @@ def known() -> Facts:
     )
 
 
-def _component(
-    name: str, row: Mapping[str, Any], file: Mapping[str, Any], overlay: Collection[str]
-) -> Component:
-    """A component of a facts file; `overlay` are its versions in the overlay's lists of wheels."""
+def _component(name: str, row: Mapping[str, Any], file: Mapping[str, Any]) -> Component:
     versions = {way: newest_first(set(row[way])) for way in (*BACKENDS, "host") if way in row}
-    proof = dict(row["proof"])
-    if overlay:
-        versions["spack-wheels"] = newest_first(set(overlay))
-        proof |= facts.load("spack")["wheels_proof"]["proof"]
-    return Component(name, row["title"], versions, proof, _source(row, file))
-
-
-def _overlay() -> dict[str, Any]:
-    """The overlay's lists of wheels, as a facts file: versions by component, and rules."""
-    book, rules, versions = facts.load("spack"), [], dict[str, set[str]]()
-    source = book["wheels_proof"]["source"]
-    for variant, key in (("cpu", "wheels"), ("cuda", "cuda_wheels")):
-        lists = {
-            name: wheel_sets(package, cuda=variant == "cuda") for name, package in book[key].items()
-        }
-        when = {"variant": variant, "backend": "spack-wheels"}
-        offered = {name: ",".join(listed) for name, listed in lists.items()}
-        rows = [(when, offered, "the overlay's list of wheels")]
-        for tensorflow, wheels in lists["tensorflow"].items():
-            needs = {
-                **wheels.get("versions", {}),
-                "python": wheels.get("python", book["wheels_python"]),
-                "keras": wheels["others"]["keras"]["version"],
-            }
-            code = [f"sm_{arch}" for arch in wheels.get("cuda_arch", ())]
-            if code:
-                needs["gpu"] = ",".join(one for one in computes() if serves(code, one))
-            rows.append(({"tensorflow": tensorflow, **when}, needs, "its wheels in the overlay"))
-            for name, version in {**needs, "tensorflow": tensorflow}.items():
-                versions.setdefault(name, set()).add(version)
-        versions.setdefault("horovod", set()).update(lists["horovod"])
-        level = {"proof": "published", "source": source}
-        rules += [{"when": of, "needs": needs, "why": why, **level} for of, needs, why in rows]
-    return {"sources": {}, "components": {}, "rules": rules, "versions": versions}
+    return Component(name, row["title"], versions, row["proof"], _source(row, file))
 
 
 def conditions(row: Mapping[str, str]) -> tuple[Condition, ...]:
@@ -296,22 +260,13 @@ def _gpus(computes: Iterable[str]) -> Condition:
 
 def _offers(component: Component) -> Iterator[Rule]:
     """Yield each backend's list of versions of a component, as a rule."""
-    sellers = {
-        "wheels": ("PyPI", "PyPI, wheels for Linux on x86_64"),
-        "spack": ("the recipe", component.source),
-        "spack-wheels": (
-            "the overlay's list of wheels",
-            facts.load("spack")["wheels_proof"]["source"],
-        ),
-    }
-    for backend, versions in component.versions.items():
-        if backend in sellers and set(component.known()) != set(versions):
-            who, source = sellers[backend]
+    for backend, seller in facts.load("spack")["offers"].items():
+        versions = component.versions.get(backend)
+        if versions and set(component.known()) != set(versions):
             need = Condition(component.name, Range(",".join(versions)))
-            why = f"{who} does not have it (newest: {versions[0]})"
-            yield Rule(
-                conditions({"backend": backend}), need, why, source, "published", "offer", -1
-            )
+            why = f"{seller['who']} does not have it (newest: {versions[0]})"
+            when, source = conditions({"backend": backend}), seller.get("source", component.source)
+            yield Rule(when, need, why, source, "published", "offer", -1)
 
 
 def _proofs(files: Sequence[Mapping[str, Any]]) -> Iterator[ProofRow]:

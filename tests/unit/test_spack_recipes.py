@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcdl import __version__, facts
-from hpcdl.stack.resolve_facts import known
+from hpcdl.stack.resolve_facts import computes, known, serves, wheel_sets
 from hpcdl.system.resources import folder
 
 REPOSITORY = folder("spack") / "spack_repo" / "hpcdl"
@@ -84,6 +84,41 @@ def test_the_wheels_are_named_with_address_and_checksum(package):
             assert SHA256.match(wheel["sha256"])
         assert version in known().components["tensorflow"].versions["wheels"]
         assert {"keras", "numpy", "protobuf", "h5py"} <= set(wheels["others"])
+
+
+def in_the_lists(cuda):
+    """What the overlay's lists of wheels need of each other, and their versions by component."""
+    book = facts.load("spack")["cuda_wheels" if cuda else "wheels"]
+    lists = {name: wheel_sets(package, cuda=cuda) for name, package in book.items()}
+    versions = {name: set(listed) for name, listed in lists.items()}
+    needs = {(): {name: ",".join(listed) for name, listed in lists.items()}}
+    for tensorflow, wheels in lists["tensorflow"].items():
+        keras = wheels["others"]["keras"]["version"]
+        own = {**wheels.get("versions", {}), "python": wheels.get("python", "3.11"), "keras": keras}
+        for name, version in own.items():
+            versions.setdefault(name, set()).add(version)
+        if code := [f"sm_{arch}" for arch in wheels.get("cuda_arch", ())]:
+            own["gpu"] = ",".join(one for one in computes() if serves(code, one))
+        needs[tensorflow,] = own
+    return needs, versions
+
+
+def test_the_facts_know_what_the_lists_of_wheels_have():
+    offered = {}
+    for variant in ("cpu", "cuda"):
+        wanted, versions = in_the_lists(cuda=variant == "cuda")
+        for name, found in versions.items():
+            offered.setdefault(name, set()).update(found)
+        rows = {}
+        for row in facts.load("toolchain")["rules"]:
+            if row["when"].get("backend") == "spack-wheels" and row["when"]["variant"] == variant:
+                of = (row["when"]["tensorflow"],) if "tensorflow" in row["when"] else ()
+                rows[of] = row["needs"]
+        assert rows == wanted
+    listed = {
+        name: part.versions.get("spack-wheels", ()) for name, part in known().components.items()
+    }
+    assert {name: set(found) for name, found in listed.items() if found} == offered
 
 
 def test_horovod_is_the_release_of_the_facts_and_no_longer_deprecated():
