@@ -26,7 +26,7 @@ _ROLES: dict[str, dict[str, str]] = {
     "jobs": {
         "job": "batch jobs: render, submit, watch and report on training jobs",
         "train": "the training program that jobs run",
-        "data": "data sets: make, inspect and time TFRecords",
+        "data": "data sets: make and inspect TFRecords",
         "predict": "how training will scale: time, cost and bottleneck, before you submit",
     },
     "the cluster": {

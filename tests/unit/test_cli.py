@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl import facts
 from hpcdl.cli import GROUPS, load_group, main, overview
 from hpcdl.cli.framework import Group, build_parser
 from hpcdl.system.errors import ExitCode
@@ -65,6 +66,28 @@ def test_the_overview_names_every_group(words, call):
     assert all((f"  {name} " in out) == (name not in machinery) for name in GROUPS)
     assert overview() in out
     assert len(re.findall(r"(?m)^  [a-z]+ ", out)) <= 12
+
+
+OTHERS = {"--directory", "--help", "--help-all", "--me", "--autopush", "--unsigned", "--format"}
+"""Options of other tools, in hints; and those of all parsers."""
+
+
+def test_hints_name_commands_and_options_that_there_are():
+    """`--classes` stood in a hint after it was gone."""
+    options = {
+        words: {*build_parser(f"hpcdl {words}", command)._option_string_actions}
+        for words, command in COMMANDS.items()
+    }
+    known = set().union(*options.values(), OTHERS)
+    hints, sbatch = facts.load("command_hints"), facts.load("slurm_options")
+    rows = [*hints["gone"].values(), *hints["any"].values(), *sbatch["own"], *sbatch["foreign"]]
+    rows += [row for rows in hints["of"].values() for row in rows.values()]
+    rows += hints["alike"].values()
+    text = "\n".join(map(str, rows))
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) - known == set()
+    for group, command in re.findall(r"`hpcdl ([a-z]+) ([a-z]+)", text):
+        assert {group, f"{group} {command}"} & options.keys(), (group, command)
+    assert hints["of"].keys() - options.keys() - {"predict", "schema", "stage"} == set()
 
 
 def test_help_and_version_are_what_they_are_elsewhere(call):
