@@ -486,8 +486,9 @@ def predict_step(machine: Machine, work: Workload, alone: float, gpus: int, node
         losses[STRAGGLERS] = compute * law["straggler"] * math.log2(gpus)
         return StepTime(gpus, nodes, compute, losses)
     exposed = law["exchange"]
-    if work.shared:  # nothing hides the exchange: it needs the cores that compute
-        compute, exposed = compute * work.shared.stretch(gpus), 1.0
+    if work.shared:  # nothing hides the exchange: ranks take turns at the cores for it, too
+        exposed = work.shared.stretch(gpus)
+        compute *= exposed
     whole = exchange_seconds(machine, work, max(1, gpus // nodes), nodes)
     losses = {
         INPUT: work.feed.wait(compute, work.batch, gpus, nodes),
