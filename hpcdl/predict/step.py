@@ -485,11 +485,11 @@ def predict_step(machine: Machine, work: Workload, alone: float, gpus: int, node
         compute, losses = split_step(machine, work, gpus, part, pace)
         losses[STRAGGLERS] = compute * law["straggler"] * math.log2(gpus)
         return StepTime(gpus, nodes, compute, losses)
-    exposed = law["exchange"]
-    if work.shared:  # nothing hides the exchange: ranks take turns at the cores for it, too
-        exposed = work.shared.stretch(gpus)
+    local, between, exposed = max(1, gpus // nodes), nodes, law["exchange"]
+    if work.shared:  # one machine: nothing hides the exchange, for which ranks share cores, too
+        local, between, exposed = gpus, 1, work.shared.stretch(gpus)
         compute *= exposed
-    whole = exchange_seconds(machine, work, max(1, gpus // nodes), nodes)
+    whole = exchange_seconds(machine, work, local, between)
     losses = {
         INPUT: work.feed.wait(compute, work.batch, gpus, nodes),
         COMMUNICATION: exposed * whole,
