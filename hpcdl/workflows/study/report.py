@@ -172,17 +172,11 @@ def as_data(results: Results) -> dict[str, Any]:
 
 def _measured(results: Results, one: Cell) -> Row:
     base = results.alone(one)
+    names = ("values", "ranks", "rate", "spread", "seconds", "metrics")
     return {
-        "values": dict(one.values),
-        "ranks": one.ranks,
-        "nodes": len(one.result["layout"]["nodes"]),
-        "images_per_second": one.rate,
-        "p05": one.spread[0],
-        "p95": one.spread[1],
+        **{name: getattr(one, name) for name in names},
         "speedup": one.rate / base.rate if base else None,
         "efficiency": results.efficiency_of(one),
-        "seconds": one.seconds,
-        "metrics": one.metrics,
         "job_id": one.result["job"]["id"],
         "release": one.result["release"],
         "result": str(one.results / "result.json"),
