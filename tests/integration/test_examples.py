@@ -172,7 +172,7 @@ def test_a_strategy_is_a_program_of_at_most_120_lines(path):
 
 @pytest.mark.parametrize(
     ("pattern", "most"),
-    [("*_digits.py", 90), ("frameworks/*_*.py", 120), ("frameworks/harness.py", 210)],
+    [("*_digits.py", 90), ("frameworks/*_*.py", 120), ("frameworks/harness.py", 215)],
 )
 def test_an_example_is_short_and_uses_nothing_of_hpcdl(pattern, most):
     for path in EXAMPLES.glob(pattern):
