@@ -200,8 +200,8 @@ class UserPipeline(DataSource):
         self._named = named
         self._share = share
         self.digest = named
-        self._parts = {split: part.map(_usual) for split, part in parts.items()}
         try:
+            self._parts = {split: part.map(_usual) for split, part in parts.items()}
             self.spec, self.label_spec, *_ = self._parts["train"].element_spec
             for spec in tf.nest.flatten((self.spec, self.label_spec)):
                 tuple(map(int, spec.shape))
