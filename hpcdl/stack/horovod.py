@@ -187,7 +187,7 @@ def _build(
             log=log,
             timeout=_BUILD_SECONDS,
             tied=True,
-            watch=every(lambda: _tell_objects(sources, say)),
+            watch=every(lambda: tell_objects(sources, say)),
         )
     except CommandFailed as fault:
         complaint = first_complaint(log)
@@ -197,12 +197,16 @@ def _build(
     sdist.unlink(missing_ok=True)
 
 
-def _tell_objects(sources: Path, say: Say) -> None:
+def tell_objects(sources: Path, say: Say) -> None:
     """Say how many files of C++ are compiled, of those that CMake's rules name."""
-    rules = (path.read_text(errors="replace") for path in sources.rglob("build.make"))
-    wanted = sum(len(re.findall(r"(?m)^\S+\.o: \S+/flags\.make$", text)) for text in rules)
-    if wanted:
-        say(f"{sum(1 for _ in sources.rglob('*.o'))} of {wanted} files are compiled")
+    tried = {"CMakeScratch", "CMakeTmp"}  # CMake's own small programs
+    rules, objects = (
+        [path for path in sources.rglob(name) if not tried & {*path.parts}]
+        for name in ("build.make", "*.o")
+    )
+    text = "".join(path.read_text(errors="replace") for path in rules)
+    if wanted := len(re.findall(r"(?m)^\S+\.o: \S+/flags\.make$", text)):
+        say(f"{len(objects)} of {wanted} files are compiled")
 
 
 def _nvidia(packages: Path, sources: Path) -> Path:

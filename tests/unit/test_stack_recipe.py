@@ -11,7 +11,7 @@ from hpcdl import facts
 from hpcdl.results.gpus import GpuFigures
 from hpcdl.site import StackRequest, find_site_file, load_site
 from hpcdl.stack.build import plan_stack
-from hpcdl.stack.horovod import apply_edit, first_complaint
+from hpcdl.stack.horovod import apply_edit, first_complaint, tell_objects
 from hpcdl.stack.recipe import Interpreter, lock_file, recipe_of
 from hpcdl.stack.release import digest
 from hpcdl.stack.resolve import find_request
@@ -289,3 +289,17 @@ def test_an_edit_changes_its_text_and_nothing_else(tmp_path):
 def test_a_compiler_s_first_complaint_is_found_in_its_log(tmp_path, said, first):
     (tmp_path / "log").write_text(said)
     assert first_complaint(tmp_path / "log") == first
+
+
+def test_a_build_says_how_many_of_the_files_that_cmake_names_are_compiled(tmp_path):
+    """CMake compiles small programs of its own first: 2 of 1 files were compiled."""
+    for place, rules, objects in (("core", 3, 2), ("CMakeFiles/CMakeScratch/try", 1, 1)):
+        folder = tmp_path / place
+        folder.mkdir(parents=True)
+        lines = (f"core/{n}.cc.o: core/flags.make\n\tc++ {n}.cc\n" for n in range(rules))
+        (folder / "build.make").write_text("".join(lines))
+        for number in range(objects):
+            (folder / f"{number}.cc.o").touch()
+    told = []
+    tell_objects(tmp_path, told.append)
+    assert told == ["2 of 3 files are compiled"]
