@@ -23,7 +23,7 @@ from typing import Any
 
 from hpcdl import facts
 from hpcdl.stack.release import Release
-from hpcdl.stack.resolve_facts import same_generation, serves
+from hpcdl.stack.resolve_facts import conditions, same_generation, serves
 from hpcdl.stack.resolve_solver import sort_key
 from hpcdl.system.resources import scratch_directory
 from hpcdl.system.run import CommandResult
@@ -180,7 +180,9 @@ def opened_by_name(release: Release) -> list[str]:
     names = {path.name for path in _objects(release)}
     return [
         min((name for name in names if name.startswith(one)), key=len, default=one)
-        for one in facts.load("nvidia_wheels")["opened"]
+        for row in facts.load("nvidia_wheels")["opened"]
+        if all(condition.holds(release.versions) for condition in conditions(row["when"]))
+        for one in row["names"]
     ]
 
 

@@ -90,6 +90,15 @@ def test_tensorflow_is_asked_for_what_the_release_has_by_its_name_there(release)
     names = opened_by_name(release)
     assert {"libnccl.so.2", "libcudnn.so.9", "libcublas.so"} <= set(names)
     assert opened_by_name(replace(release, versions={"tensorflow": "2.21.0"})) == []
+    kepler = replace(release, versions={"tensorflow": "2.14.1", "cuda": "11.8.0"})
+    assert [*opened_by_name(kepler), "libnccl.so.2"] == names, "it has an NCCL of its own inside"
+
+
+def test_a_file_system_of_tensorflow_io_needs_no_path_to_tensorflow(release):
+    """It is loaded behind TensorFlow: the gate refused every K80 release for it."""
+    library(release.prefix / PACKAGES / "tensorflow_io_gcs_filesystem/libtensorflow_io_gcs.so")
+    elsewhere = "/opt/x/libtensorflow_io_gcs.so"
+    assert library_faults(release, loaded(release, Path(elsewhere))) == []
 
 
 def test_links_and_externals_of_a_release_by_spack_are_its_own(release, tmp_path):
