@@ -47,7 +47,11 @@ def minute() -> list[str]:
             for line in done.stdout.splitlines()[first:last]:
                 own = " " * (len(line) - len(line.lstrip()))
                 lines += wrap(
-                    line.strip(), _COLUMNS, initial_indent=own, subsequent_indent=own + "  "
+                    line.strip(),
+                    _COLUMNS,
+                    initial_indent=own,
+                    subsequent_indent=own + "  ",
+                    break_on_hyphens=False,
                 )
             lines.append("")
     return lines[:-1]
