@@ -198,15 +198,17 @@ def _build(
 
 
 def tell_objects(sources: Path, say: Say) -> None:
-    """Say how many files of C++ are compiled, of those that CMake's rules name."""
-    tried = {"CMakeScratch", "CMakeTmp"}  # CMake's own small programs
-    rules, objects = (
-        [path for path in sources.rglob(name) if not tried & {*path.parts}]
-        for name in ("build.make", "*.o")
-    )
-    text = "".join(path.read_text(errors="replace") for path in rules)
-    if wanted := len(re.findall(r"(?m)^\S+\.o: \S+/flags\.make$", text)):
-        say(f"{len(objects)} of {wanted} files are compiled")
+    """Say how many files of C++ are compiled, of those that the rules of CMake's targets name."""
+    wanted = done = 0
+    for target in sources.rglob("*.dir"):
+        rules = target / "build.make"
+        # CMake compiles small programs of its own, too.
+        if rules.is_file() and not target.name.startswith("cmTC_"):
+            text = rules.read_text(errors="replace")
+            wanted += len(re.findall(r"(?m)^\S+\.o: \S+/flags\.make$", text))
+            done += sum(1 for _ in target.rglob("*.o"))
+    if wanted:
+        say(f"{done} of {wanted} files are compiled")
 
 
 def _nvidia(packages: Path, sources: Path) -> Path:

@@ -11,7 +11,7 @@ from tests.browser import axe_core, chromium
 
 pytest.importorskip("mkdocs", reason="mkdocs is not installed (pip install 'hpcdl[site]')")
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ("index", "users", "commands", "lint", "evidence/studies")
+PAGES = ("index", "howto", "users", "commands", "lint", "evidence/studies")
 SHOWN = (("light", 1280), ("dark", 1280), ("light", 400), ("dark", 768))
 AXE = """axe.run(document, {resultTypes: ["violations"]}).then((found) => found.violations.map(
   (one) => `${one.id}: ${one.nodes.map((node) => node.target).join("; ")}`))"""

@@ -293,7 +293,7 @@ def test_a_compiler_s_first_complaint_is_found_in_its_log(tmp_path, said, first)
 
 def test_a_build_says_how_many_of_the_files_that_cmake_names_are_compiled(tmp_path):
     """CMake compiles small programs of its own first: 2 of 1 files were compiled."""
-    for place, rules, objects in (("core", 3, 2), ("CMakeFiles/CMakeScratch/try", 1, 1)):
+    for place, rules, objects in (("core.dir", 3, 2), ("CMakeFiles/cmTC_1.dir", 1, 1)):
         folder = tmp_path / place
         folder.mkdir(parents=True)
         lines = (f"core/{n}.cc.o: core/flags.make\n\tc++ {n}.cc\n" for n in range(rules))
