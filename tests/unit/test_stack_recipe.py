@@ -237,13 +237,24 @@ def test_every_cuda_of_wheels_that_a_tensorflow_can_have_has_its_list():
             assert newest in table["toolkits"], row
 
 
-def test_tensorflow_2_21_alone_needs_a_link_to_cusolver():
-    """TensorFlow's own TryDlopenCUDALibraries found none, and it registered no GPU."""
-    (row,) = facts.load("nvidia_wheels")["links"]
-    for tensorflow, needs in (("2.21.0", True), ("2.20.0", False), ("2.14.1", False)):
-        values = {"tensorflow": tensorflow, "cuda": "12.9.1"}
-        assert all(one.holds(values) for one in conditions(row["when"])) is needs
-    assert Path(row["link"]).name == Path(row["to"]).name
+@pytest.mark.parametrize(
+    ("tensorflow", "cuda", "wanted"),
+    [
+        ("2.21.0", "12.9.1", ["libcusolver.so.11"]),
+        ("2.20.0", "12.9.1", []),
+        ("2.14.1", "11.8.0", ["libcupti.so.11.8"]),
+    ],
+)
+def test_some_tensorflows_need_a_link_to_a_library(tensorflow, cuda, wanted):
+    """TensorFlow 2.21's own TryDlopenCUDALibraries found none, and it registered no GPU."""
+    values = {"tensorflow": tensorflow, "cuda": cuda}
+    rows = [
+        row
+        for row in facts.load("nvidia_wheels")["links"]
+        if all(one.holds(values) for one in conditions(row["when"]))
+    ]
+    assert [Path(row["to"]).name for row in rows] == wanted
+    assert [Path(row["link"]).name for row in rows] == wanted
 
 
 def an_edit(replacement):
