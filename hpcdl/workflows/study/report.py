@@ -1,7 +1,7 @@
 """A study's report: what its `report` yields, panels and tables, and the rules with their evidence.
 
-`study show` shows it of no results, and report.md has the same text under tables and figure. The
-tables are the lists of report.json. Missing results come first.
+`study show` shows it of no results, and report.md has the same text above figure and tables, which
+are the lists of report.json. Missing results come first.
 """
 
 from __future__ import annotations
