@@ -100,7 +100,7 @@ class BuildPlan(ReleasePlan):
             what = f"build Horovod {recipe.horovod['version']} with {self.mpi}"
             what += f", NCCL {recipe.versions['nccl']}, for {gpus}" if gpus else ""
             steps.append(f"{what}, by {self.compilers}" if self.compilers else what)
-        what = "them, Horovod" if recipe.horovod else "them"
+        what = "TensorFlow, Horovod" if recipe.horovod else "TensorFlow"
         own = f"hpcdl {__version__} in {self.root}/stack (Python {self.python.version})"
         return [*steps, f"install {what} and {own}"]
 
