@@ -48,6 +48,8 @@ def whole_parser(names: Names = _NONE) -> argparse.ArgumentParser:
             commands = child.add_subparsers()
             for command in entry.commands:
                 _fill(commands.add_parser(command.name, help=command.summary), command, names)
+                if command.name == entry.default:
+                    _fill(child, command, names)
         else:
             _fill(child, entry, names)
     return parser

@@ -59,6 +59,7 @@ LINES = {
     "job render --gpus": {"--gpus", "--gpus-per-node"},
     "job submit --dry": {"--dry-run"},
     "completion ": {"bash", "zsh"},
+    "predict --mod": {"--model"},
     "cluster sta": {"status"},
 }
 
