@@ -221,7 +221,8 @@ def _list(args: argparse.Namespace) -> ExitCode:
             f"{len(broken)} of {len(rows)} releases cannot be read",
             details=broken,
             hint="releases are never edited: move the directory of a broken one away, then "
-            "`hpcdl stack build` makes the same one again",
+            "`hpcdl stack build` makes the same one again; of the current one, "
+            "`hpcdl stack rollback` goes back to the one before",
         )
     if rows:
         read_history(site)  # a damaged one stops `publish` and `rollback`: it says so

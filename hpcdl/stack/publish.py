@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 from hpcdl.site import Site
 from hpcdl.stack import modules
 from hpcdl.stack.modules import Dispatch, Event, choose, read_history
-from hpcdl.stack.release import BrokenRelease, Release, current_id, read_release, release_ids
+from hpcdl.stack.release import (
+    BrokenRelease,
+    Release,
+    current_id,
+    find_release,
+    read_release,
+    release_ids,
+)
 from hpcdl.stack.sbom import AUDIT_FILE, AUDIT_LIST, CYCLONEDX_FILE, refresh_sbom, require_answers
 from hpcdl.stack.tree import CHECKED_FILE, look, require_integrity, require_safe_modes
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
@@ -271,10 +278,10 @@ def newest(site: Site) -> str:
 def overview(site: Site) -> list[dict[str, Any]]:
     """One row per release, oldest first: id, module, created, state, evidence, current."""
     current, rows = current_id(site), []
-    for name in release_ids(site):
+    for name in dict.fromkeys([*release_ids(site), *filter(None, [current])]):
         row = {"id": name, "module": "", "created": "", "current": name == current, "proof": ""}
         try:
-            release = read_release(site, name)
+            release = find_release(site, None if name == current else name)
             row |= {"module": release.module, "created": release.created, "state": "built"}
             if (proof := read_proof(release)) is not None:
                 state = "proven" if proof.passed else "failed the gate"

@@ -190,18 +190,20 @@ def release_ids(site: Site) -> list[str]:
     """Ids of all finished releases, sorted; readable or not."""
     folder = releases_folder(site)
     names = (path.parent.name for path in folder.glob("*/release.json"))
-    return sorted(name for name in names if _ID.match(name))
+    return sorted(name for name in names if is_built(site, name))
 
 
 def is_built(site: Site, release_id: str | None) -> bool:
     """Return whether a release exists; None is an id that is not known yet."""
-    return bool(release_id) and (releases_folder(site) / str(release_id) / "release.json").is_file()
+    if release_id is None or not _ID.match(release_id):
+        return False
+    return (releases_folder(site) / release_id / "release.json").is_file()
 
 
 def read_release(site: Site, release_id: str) -> Release:
     """The release `release_id` of the site's prefix."""
     root = releases_folder(site) / release_id
-    if not _ID.match(release_id) or not is_built(site, release_id):
+    if not is_built(site, release_id):
         hint = did_you_mean(release_id, release_ids(site)) or "`hpcdl stack build` makes one"
         if release_id in site.partitions:
             hint = f"'{release_id}' is a partition: write --partition {release_id}"
@@ -254,11 +256,16 @@ def release_for(site: Site, partition: str, model: str | None = None) -> Release
 
 
 def current_id(site: Site) -> str | None:
-    """The id that PREFIX/current names, whether or not that release is sound."""
+    """The id that PREFIX/current names, whether or not that release is sound.
+
+    Of a link that leaves the prefix, the whole path: another tree of that name is no release.
+    """
     try:
-        return (site.paths.prefix / "current").readlink().name
+        target = (site.paths.prefix / "current").readlink()
     except OSError:
         return None
+    inside = (site.paths.prefix / target).parent.resolve() == releases_folder(site).resolve()
+    return target.name if inside else str(target)
 
 
 def seal(record: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from hpcdl.stack.publish import (
 )
 from hpcdl.stack.release import current_id, current_release
 from hpcdl.system.errors import BadInput, CheckFailed
-from hpcdl.system.files import LockBusy, locked
+from hpcdl.system.files import LockBusy, locked, switch_link
 from tests.make.releases import failing, make_current, make_release, passing, silent
 from tests.make.sites import small_site
 
@@ -219,6 +219,29 @@ def test_the_list_shows_states_and_the_broken_ones_too(site):
     (site.paths.prefix / "releases/c/release.json").write_text("{}")
     assert {row["id"]: row["state"] for row in overview(site)}["c"].startswith("broken")
     assert [row["id"] for row in overview(site) if row["current"]] == ["b"]
+
+
+@pytest.mark.parametrize("target", ["/elsewhere/releases/b", "../b", "/etc"])
+def test_a_link_that_leaves_the_releases_is_none_of_them(site, target):
+    """One of a release's name elsewhere once was that release: rollback then did nothing."""
+    assert verify(site, "b", passing).passed
+    go(site, "b")
+    switch_link(site.paths.prefix / "current", target)
+    last = overview(site)[0]
+    assert last["current"]
+    assert f"leads to '{target}', which is no release" in last["state"]
+    rollback(site, "b")
+    assert current_id(site) == "b"
+    switch_link(site.paths.prefix / "current", str(site.paths.prefix / "releases/b"))
+    assert current_id(site) == "b"
+
+
+def test_the_list_names_a_current_release_without_its_record(site):
+    go(site, "b")
+    (site.paths.prefix / "releases/b/release.json").unlink()
+    assert [(row["id"], row["state"][:6]) for row in overview(site) if row["current"]] == [
+        ("b", "broken")
+    ]
 
 
 def test_without_an_id_the_published_release_is_meant(tmp_path, monkeypatch, capsys):
