@@ -43,7 +43,7 @@ from hpcdl.stack.recipe import (
 )
 from hpcdl.stack.release import MODULE, digest
 from hpcdl.stack.resolve_facts import known, sentence
-from hpcdl.stack.resolve_solver import Rule
+from hpcdl.stack.resolve_solver import Range, Rule
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.files import explain_os_errors, made_aside, shared_lock, write_atomic
 from hpcdl.system.packages import find_program
@@ -316,6 +316,9 @@ def find_toolchain(site: Site, stack: StackRequest, recipe: Recipe) -> Toolchain
     refused: list[str] = []
     for device in devices:
         for gcc in gccs:
+            if not Range(stack.pins.get("gcc", ":")).allows(gcc.version):
+                refused.append(f"{gcc}: stack '{stack.name}' pins gcc {stack.pins['gcc']}")
+                continue
             cuda = {"cuda": device.version} if device and kind == "nvcc" else {}
             broken = broken_rules({**base, **cuda, "gcc": gcc.version}, "gcc")
             if not broken:

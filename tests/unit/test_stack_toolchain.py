@@ -109,6 +109,18 @@ def test_a_gcc_that_nobody_tried_is_refused(empty_machine):
     assert "gcc <= 14" in "\n".join(caught.value.details)
 
 
+def test_a_pinned_gcc_is_the_one_that_compiles(empty_machine):
+    """`stack resolve` had the pin, the build took the first g++ on PATH."""
+    program(empty_machine / "g++", "12.2.0")
+    site, stack, recipe = wanted()
+    stack = replace(stack, pins={"gcc": "11"})
+    with pytest.raises(MissingPrerequisite) as caught:
+        find_toolchain(site, stack, recipe)
+    assert f"12.2.0: stack '{stack.name}' pins gcc 11" in "\n".join(caught.value.details)
+    program(empty_machine / "g++-11", "11.4.0")
+    assert find_toolchain(site, stack, recipe).cxx.version == "11.4.0"
+
+
 @pytest.mark.parametrize(("partition", "code"), [("k80", "sm_37"), ("p100", "sm_60")])
 def test_without_clang_a_line_says_how_to_install_it(empty_machine, partition, code):
     program(empty_machine / "g++", "11.4.0")
