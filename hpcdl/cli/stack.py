@@ -268,7 +268,14 @@ def _gc(args: argparse.Namespace) -> ExitCode:
 def _sbom(args: argparse.Namespace) -> ExitCode:
     """List a release's packages, licences, known vulnerabilities; write a CycloneDX file."""
     from hpcdl.stack.release import find_release
-    from hpcdl.stack.sbom import CYCLONEDX_FILE, audit, components, findings, write_sbom
+    from hpcdl.stack.sbom import (
+        CYCLONEDX_FILE,
+        audit,
+        components,
+        findings,
+        idle_waivers,
+        write_sbom,
+    )
 
     site = the_site(args)
     release = find_release(site, args.release)
@@ -283,6 +290,8 @@ def _sbom(args: argparse.Namespace) -> ExitCode:
             f"\n{weakness.id} {', '.join(weakness.purls)}, {weakness.state}: {weakness.what}"
         )
         lines.append(f"  {weakness.describe()}")
+    if idle := idle_waivers(site, weaknesses):
+        lines.append(f"note: waivers that answer nothing in this release: {', '.join(idle)}")
     lines += [f"note: {note}"] if note else []
     lines += [] if args.dry_run else [f"wrote {release.root / CYCLONEDX_FILE}"]
     data = {"schema": 3, "release": release.id, "audit": note or None, "bill": bill}

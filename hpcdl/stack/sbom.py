@@ -338,6 +338,12 @@ def waivers_of(site: Site) -> dict[str, Waiver]:
     return {**shipped, **site.waivers}
 
 
+def idle_waivers(site: Site, advisories: Sequence[Advisory]) -> list[str]:
+    """The site's waivers that answer none of these: misspelt, or for another release."""
+    known = {name for one in advisories for name in (one.id, *one.aliases)}
+    return sorted(set(site.waivers) - known)
+
+
 def require_answers(site: Site, release: Release) -> None:
     """CheckFailed where an agreement is not accepted, or a vulnerability has no valid waiver."""
     missing = list(open_questions(site, release))

@@ -19,6 +19,7 @@ from hpcdl.stack.sbom import (
     audit,
     components,
     findings,
+    idle_waivers,
     open_questions,
     purl_of,
     refresh_sbom,
@@ -111,6 +112,13 @@ def test_an_expired_waiver_stops_a_publish_and_is_no_answer(site, monkeypatch):
     (vulnerability, *_) = write(site, make_release(site, "r", lock=LOCK))
     assert vulnerability["analysis"]["state"] == "in_triage"
     assert "expired" in vulnerability["analysis"]["detail"]
+
+
+def test_a_waiver_of_a_misspelt_name_is_told_to_answer_nothing(site):
+    release = make_release(site, "r", lock=locked("horovod"))
+    for name, idle in ((CVE, []), (CVE.lower(), [CVE.lower()])):
+        site = waived(site, name)
+        assert idle_waivers(site, findings(site, release, components(release))) == idle
 
 
 def test_hpcdl_s_own_waiver_is_dated_owned_and_true_of_the_recipe(site):
