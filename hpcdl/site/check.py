@@ -14,7 +14,15 @@ from functools import cache, partial
 from typing import Any
 
 from hpcdl import facts
-from hpcdl.results.gpus import NVIDIA, find_row, gres_type, known_names, may_be, out_of_scope
+from hpcdl.results.gpus import (
+    NVIDIA,
+    find_row,
+    gres_type,
+    known_names,
+    may_be,
+    model_of_type,
+    out_of_scope,
+)
 from hpcdl.site.model import Site
 from hpcdl.site.sections import Waiver
 from hpcdl.slurm.hostlist import expand_hostlist
@@ -148,9 +156,11 @@ class _Meaning:
         if model and (foreign := out_of_scope(model)):
             self.fault(foreign, place, _CPU_ONLY)
         elif model and find_row(model, self.own) is None:
-            close, shown = did_you_mean(model, known_names(self.own)).rstrip(";."), short(model)
+            meant, shown = model_of_type(model), short(model)
+            close = did_you_mean(meant or model, known_names(self.own)).rstrip(";.")
+            end = "" if close.endswith("?") else "."
             row = f"`gpus: {{{shown}: {{compute: 'X.Y', memory_gb: N}}}}`"
-            self.fault(f"unknown GPU model '{shown}'", place, f"{close} Or describe it: {row}")
+            self.fault(f"unknown GPU model '{shown}'", place, f"{close}{end} Or describe it: {row}")
         else:
             self.one_card(model, place)
         self.cpus(where, nodes)

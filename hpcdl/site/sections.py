@@ -199,7 +199,10 @@ class StackRequest:
     pins: Mapping[str, str] = option(
         "Versions fixed by the site, by component (tensorflow, cuda, ...)",
         {},
-        **by_name(text("^[0-9][0-9A-Za-z.+_-]{0,40}$"), "^[a-z0-9_-]{1,40}$"),
+        **by_name(
+            text("^[0-9][0-9A-Za-z.+_-]{0,40}$", "write a version or its beginning, such as 2.18"),
+            "^[a-z0-9_-]{1,40}$",
+        ),
     )
     packages: tuple[str, ...] = option(
         "Packages from PyPI on top, locked with the rest (wheels only): names, with "

@@ -100,6 +100,9 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
     ("change", "said"),
     [
         (("schema: 1\n", ""), "the file lacks the key 'schema'"),
+        (("p100-pcie", "Tesla T4"), "did you mean 'T4'? Or describe it"),
+        (("p100-pcie", "nobody"), "more. Or describe it"),
+        (("backend: wheels", "backend: wheels, pins: {cuda: latest}"), "such as 2.18"),
         (("name: pi", "name: my pi"), "'name' is 'my pi', which does not match the format"),
         (("name: pi", 'name: "pi\\n#SBATCH --x"'), "which does not match the format"),
         (('"22.05.8"', "new"), "'version' is 'new'"),
