@@ -31,8 +31,9 @@ from hpcdl.stack.resolve import Resolver, find_request
 from hpcdl.stack.resolve_facts import conditions
 from hpcdl.stack.tree import build_slot, finish, new_tree, record_release, require_space, sha256
 from hpcdl.system.errors import BadInput, HpcdlError, MissingPrerequisite
+from hpcdl.system.files import size_of
 from hpcdl.system.resources import cache
-from hpcdl.system.run import module_argv, run
+from hpcdl.system.run import every, module_argv, run
 from hpcdl.system.text import utc_now
 
 
@@ -219,7 +220,8 @@ def _fill(plan: BuildPlan, root: Path, own: Path, say: Say) -> Path | None:
     say(f"installing {count} wheels in {stack}; uv fetches what its cache lacks")
     run([*module_argv(plan.python.path, "venv"), "--without-pip", stack], log=log, tied=True)
     python = stack / "bin" / "python"
-    install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX)
+    watch = every(lambda: say(f"{size_of(stack) / 1e9:.1f} GB are installed"))
+    install(python, log, "--require-hashes", "--requirement", lock, hint=INDEX, watch=watch)
     if plan.folder is not None and plan.needs_compilers:
         tools = plan.toolchain()
         horovod.build_horovod(recipe, plan.python, plan.folder, stack, tools, say)

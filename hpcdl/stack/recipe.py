@@ -217,14 +217,20 @@ def pip_settings() -> dict[str, str]:
     return {row[2]: str(ast.literal_eval(row[3])) for row in rows if row[2] in _PIP}
 
 
-def install(python: Path, log: Path, *words: str | Path, hint: str = "") -> None:
+def install(
+    python: Path,
+    log: Path,
+    *words: str | Path,
+    hint: str = "",
+    watch: Callable[[], None] | None = None,
+) -> None:
     """Install wheels into the environment of `python`, without what they need.
 
-    What uv has in its cache is not looked for on the network.
+    What uv has in its cache is not looked for on the network. `watch` is called every second.
     """
     argv = ["install", "--python", python, "--no-deps", "--only-binary", ":all:", *words]
-    if not uv(*argv, "--offline", log=log, check=False).ok:
-        uv(*argv, log=log, hint=hint)
+    if not uv(*argv, "--offline", log=log, check=False, watch=watch).ok:
+        uv(*argv, log=log, hint=hint, watch=watch)
 
 
 def is_checkout() -> bool:
