@@ -62,13 +62,14 @@ def trained(folder, framework, *options):
             env["PYTHONPATH"] = str(PROGRAMS)
         piped = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen([python, *argv], env=env, cwd=folder, **piped))
-    outs = [process.communicate(timeout=300)[0] for process in started]
+    # JAX compiles GoogLeNet for minutes where the machine is busy.
+    outs = [process.communicate(timeout=1500)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], outs
     return json.loads((folder / "result.json").read_text())
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_two_ranks_train_and_leave_a_result_as_hpcdl_train_does(tmp_path, framework):
     found = trained(
