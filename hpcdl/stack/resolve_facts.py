@@ -9,6 +9,7 @@ needs CUDA <= 11.8: ...`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
@@ -48,6 +49,7 @@ OTHER_GPU = "gpu@"
 """What the variables begin with that stand for further GPUs of a build; `gpu@7.0`."""
 OTHER_DRIVER = "driver@"
 """The same for the drivers of their nodes; `driver@7.0@535.104.05`."""
+_VERSION = re.compile(r"[0-9][\w.+]*")
 _TRIED = ("tensorflow", "horovod", "cuda", "cudnn", "nccl")
 """What the stack of another site's proof must have in common with the one here."""
 _WEIGHTS = {"gpu": 30, "driver": 20}
@@ -121,7 +123,7 @@ def evidence_of(site: Site) -> Iterator[Tried]:
             proof = json.loads(read_regular(path, kind="proof.json", require=require_known_owner))
             if proof["seal"] != seal(proof):
                 raise ValueError("its seal is another, so it was changed after the gate wrote it")
-            if not proof["passed"]:
+            if proof["passed"] is not True:
                 raise ValueError("the release did not pass")
             if proof["level"] not in facts.PROOFS:
                 raise ValueError(f"it has the level {str(proof['level'])[:40]!r}")
@@ -129,6 +131,8 @@ def evidence_of(site: Site) -> Iterator[Tried]:
             made = (f"; {row['name']} by {row['compilers']}" for row in build["compiled"][:3])
             versions = {name: build["versions"].get(name, "") for name in _TRIED}
             when = {name: text.partition("-")[0] for name, text in versions.items() if text}
+            if "tensorflow" not in when or not all(map(_VERSION.fullmatch, when.values())):
+                raise ValueError("it does not name the versions that were built")
             yield Tried(
                 conditions({**when, "backend": build["backend"]}),
                 frozenset(build["compute"]),

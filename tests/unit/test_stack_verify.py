@@ -263,11 +263,19 @@ def test_evidence_that_was_changed_is_refused(pascal, elsewhere, old, new, why):
 
 @pytest.mark.parametrize(
     ("changes", "why"),
-    [({"level": "sure"}, "it has the level 'sure'"), ({"where": "\x1b[31m"}, "")],
+    [
+        ({"level": "sure"}, "it has the level 'sure'"),
+        ({"passed": "no"}, "did not pass"),
+        ({"build": {"versions": {}}}, "does not name the versions"),
+        ({"build": {"versions": {"tensorflow": ":"}}}, "does not name the versions"),
+        ({"where": "\x1b[31m"}, ""),
+    ],
 )
 def test_evidence_that_somebody_made_up_is_refused_or_is_inert(pascal, elsewhere, changes, why):
     """The seal is no signature: whoever writes a proof can seal it."""
-    proof = {**json.loads(elsewhere.read_text()), **changes}
+    known = json.loads(elsewhere.read_text())
+    build = {**known["build"], **changes.get("build", {})}
+    proof = {**known, **changes, "build": build}
     elsewhere.write_text(json.dumps({**proof, "seal": seal(proof)}))
     if why:
         with pytest.raises(BadInput, match=why):
