@@ -90,6 +90,9 @@ class _Meaning:
             self.fault(f"there is no {kind} '{name}'", where, did_you_mean(name, names))
 
     def check(self) -> None:
+        if ":" in str((self.values.get("paths") or {}).get("prefix") or ""):
+            hint = "PATH and MODULEPATH are divided there: choose another directory"
+            self.fault("'prefix' has a ':'", ("paths", "prefix"), hint)
         for name, row in self.own.items():
             self.model(("gpus", name), name, row or {})
         for name, part in self.partitions.items():

@@ -225,7 +225,7 @@ def read_history(site: Site) -> list[Event]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["events"]
         events = [Event(row["action"], row["release"], row["at"]) for row in rows]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # a file may be in the prefix's place
         return [Event("publish", current)] if current else []
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
         raise CheckFailed(

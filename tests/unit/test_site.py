@@ -106,6 +106,7 @@ def test_every_fault_is_shown_at_once_in_the_order_of_the_file(site_file):
         (("name: pi", "name: my pi"), "'name' is 'my pi', which does not match the format"),
         (("name: pi", 'name: "pi\\n#SBATCH --x"'), "which does not match the format"),
         (('"22.05.8"', "new"), "'version' is 'new'"),
+        (("/apps", "/a:b"), "'prefix' has a ':'"),
         (("/apps", "apps"), "start it with / or ~"),
         (("/apps", "$APPS/x"), "are replaced here, no other variable"),
         (("/apps", "~nosuchuser/x"), "which is not absolute"),

@@ -165,6 +165,13 @@ def test_a_killed_switch_or_one_by_hand_does_not_lose_the_way_back(site, publish
         assert [event.release for event in read_history(site)] == ["a", "b", "a"]
 
 
+def test_a_file_in_the_prefix_s_place_is_no_damaged_history(tmp_path):
+    site = small_site(tmp_path)
+    site = replace(site, paths=replace(site.paths, prefix=tmp_path / "file"))
+    (tmp_path / "file").touch()
+    assert read_history(site) == []
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"events": [{}]}', "[" * 100_000, '{"events": 1}']
 )
