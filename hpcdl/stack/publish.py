@@ -7,6 +7,7 @@ proven it through them. PREFIX/history.json remembers what was current, for `rol
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -28,8 +29,8 @@ from hpcdl.stack.release import (
 from hpcdl.stack.sbom import AUDIT_FILE, AUDIT_LIST, CYCLONEDX_FILE, refresh_sbom, require_answers
 from hpcdl.stack.tree import CHECKED_FILE, look, require_integrity, require_safe_modes
 from hpcdl.stack.verify import PROOF_FILE, Gate, Proof, read_proof, store_proof, verify_here
-from hpcdl.system.errors import BadInput, CheckFailed
-from hpcdl.system.files import clear_leftovers, shared_lock, switch_link
+from hpcdl.system.errors import BadInput, CheckFailed, MissingPrerequisite
+from hpcdl.system.files import clear_leftovers, shared_lock, switch_link, write_atomic
 
 Say = Callable[[str], None]
 _WAIT_SECONDS, SOON_SECONDS = 3600, 10.0
@@ -37,6 +38,9 @@ _WAIT_SECONDS, SOON_SECONDS = 3600, 10.0
 _WRITTEN = (PROOF_FILE, CYCLONEDX_FILE, AUDIT_FILE, AUDIT_LIST, CHECKED_FILE)
 """What publishes and `stack sbom` write into a release; killed ones leave parts of these that only
 we may read."""
+_RESERVE, _RESERVE_BYTES = ".reserve", 1 << 18
+"""A file that a publish leaves in the prefix: its space is what a rollback on a full disk needs for
+modulefiles and history."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ def _publish(site: Site, release: Release, proof: Proof, say: Say) -> PublishRes
             show_modules(site, release, event)
         before, moves = current_id(site), _moves(site, event)
         _switch(site, event, before)
+        _keep_room(site)
     return PublishResult(before, release.id, proof, moves)
 
 
@@ -335,9 +340,19 @@ def rollback(site: Site, release_id: str | None = None) -> PublishResult:
     with switch_lock(site, SOON_SECONDS):
         planned = plan_rollback(site, release_id)
         event = _event_back(planned.after, release_id)
+        (site.paths.prefix / _RESERVE).unlink(missing_ok=True)
         show_modules(site, read_release(site, planned.after), event)
         _switch(site, event, planned.before)
+        _keep_room(site)
     return planned
+
+
+def _keep_room(site: Site) -> None:
+    reserve = site.paths.prefix / _RESERVE
+    with suppress(MissingPrerequisite):  # the disk is full: the next publish does it
+        if not reserve.exists():
+            # Random bytes: file systems that compress store nothing of zeros.
+            write_atomic(reserve, os.urandom(_RESERVE_BYTES), mode=0o600)
 
 
 def _switch(site: Site, event: Event, before: str | None) -> None:

@@ -71,6 +71,19 @@ def test_a_full_disk(home):
     assert done.stdout.split() == ["releases/a", "a", "b"]
 
 
+def test_a_way_back_on_a_full_disk(home):
+    """A publish keeps the room that a rollback needs."""
+    prefix = home / "embedded" / "prefix"
+    small = f"mkdir {home}/m && mount -t tmpfs -o size=400k none {home}/m"
+    small += f" && cp -a {prefix}/. {home}/m && mount --bind {home}/m {prefix}"
+    fill = f"! cat /dev/zero > {prefix}/fill 2>/dev/null"
+    publish = f"(cd {ROOT}; {sys.executable} -m hpcdl stack publish b --local --site=embedded)"
+    show = f"trap 'readlink {prefix}/current; ls -A {prefix}/releases' EXIT; set +e"
+    done = hpcdl(home, "stack", "rollback", before=f"{small}\n{publish}\n{fill}\n{show}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-3:] == ["releases/a", "a", "b"]
+
+
 def test_a_full_disk_while_building(home):
     prefix = home / "embedded" / "prefix"
     small = f"mount -t tmpfs -o size=5m none {prefix}"
