@@ -460,7 +460,7 @@ def _in_width(line: str) -> str:
     line, width = in_a_line(line), shutil.get_terminal_size().columns
     if not sys.stdout.isatty() or len(line) <= width or width < 40:
         return line
-    return f"{line[: width - 16]} ... {line[-11:]}"
+    return f"{line[: width - 15]} ... {line[-10:]}"
 
 
 def _finding_row(finding: Finding) -> list[str]:

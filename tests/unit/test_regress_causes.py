@@ -1,7 +1,9 @@
 """The gate speaks of causes, worst first, and sees what many series say together."""
 
 import random
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
+from types import SimpleNamespace
 
 import pytest
 
@@ -92,6 +94,15 @@ def test_a_bad_night_of_100_series_is_a_few_lines_worst_first():
     assert "no results of 40 series: the last result is of 2026-11-14" in lines
     assert any(line.startswith("STALE: 6 series") for line in lines)
     assert len(gate_text(bad_night(), every=True).splitlines()) > 90
+
+
+def test_a_line_fits_the_terminal_and_keeps_its_id(monkeypatch):
+    monkeypatch.setattr("sys.stdout", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setenv("COLUMNS", "70")
+    one = replace(finding(1), description="a reason that is far too long " * 5)
+    lines = [*gate_text(bad_night()).splitlines(), gate_text(GateAnswer(1, (one,), 1))]
+    assert max(len(line) for text in lines for line in text.splitlines()) <= 70
+    assert lines[-1].endswith(f"... [{one.id}]")
 
 
 def test_every_finding_has_one_cause():
