@@ -6,8 +6,10 @@ its standard error, as Student's t turned into a normal deviate (Wallace 1959), 
 dependence are estimates. Nights are looked at as they come; nothing looks ahead. A change that is
 found begins a new level, which inherits the scatter of the one before.
 
-A night that was measured again is looked at by itself, run by run (`look`): how far its runs and
-those of the night before lie below the level, and how much of that all runs of a night share.
+A night that was measured again is looked at by itself, run by run (`_of_runs`): how far its runs
+and those of the night before lie below the level, and how much of that all runs of a night share.
+What made the night doubtful happens by chance on few nights; given that, its further runs are fair,
+and so are those of later nights.
 
 The constants:
 TELL: z-score from which a change is reported; 3.3 is what 1 false alarm in 2,000
@@ -16,7 +18,10 @@ SURE: what a rise needs.
 BREAKAGE: a night so far below its level, and twice as far as any before, counts in full.
 ODDS: (log) at which a level counts as the old one again: 20 to 1.
 DOUBT: the shares of a level's nights, and of the means of two in a row, that are as low as a night
-    that is measured again; GO_ON is the strength from which it is measured once more.
+    that is measured again; PICKED is the share of nights that are.
+GO_ON: the strength from which such a night is measured once more, and its growth with each run.
+ALONE: spreads by which a run may lie below the highest of its night, beyond its own rarity.
+LOOKS: chances of a look to be wrong: two spans of nights, several runs, and it closes a while.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ from hpcdl.regress.estimate import (
 )
 
 TELL, SURE, BREAKAGE, ODDS = 3.3, 4.4, 0.15, 3.0
-DOUBT, GO_ON = (0.03, 0.02), 2.2
+DOUBT, PICKED, GO_ON, ALONE, LOOKS = (0.036, 0.024), 0.06, (2.35, 0.2), 1.5, 6
 CLEAR = 1.3
 """(log) odds by which a night must speak for one of two levels, before something is blamed."""
 _SPIKE = 4.5
@@ -194,32 +199,19 @@ def _step(state: _State, night: int) -> None:
         _look_for_change(state, night)
 
 
-class Look(NamedTuple):
-    """The last night by itself: whether to measure it again, and how sure a drop is.
+def is_doubtful(nights: Nightly, *, fresh: bool = False) -> bool:
+    """Return whether the last night of a series should be measured again, or once more.
 
-    `strength` is a normal deviate; `first` the night that the drop would have begun with.
-    """
-
-    doubtful: bool
-    strength: float
-    first: int
-
-
-def look(nights: Nightly, enough: float, *, fresh: bool = False) -> Look:
-    """Look at the last night of a series while it may still be measured again.
-
-    `enough` is the strength from which on its gate closes, as `closing_strength` gives it. With
-    `fresh`, such as on the first night of a release, three times as many nights are doubtful.
+    With `fresh`, such as on the first night of a release, three times as many nights are doubtful.
     """
     night = len(nights.values) - 1
     state = _until(nights, night)
     _look_for_end(state, night)
-    first, strength = _strength(state, night)
     runs = len(nights.runs[night]) if nights.runs else 1
     if runs == 1:  # however low: it may be a spike
-        return Look(_is_low(state, night, 3 if fresh else 1), strength, first)
-    sure = _as_one_of_many(strength) >= enough
-    return Look(not sure and strength >= GO_ON + (runs - 2) / 2, strength, first)
+        return _is_low(state, night, 3 if fresh else 1)
+    # Also where it is sure by now: the further runs may take it back.
+    return _strength(state, night)[1] >= GO_ON[0] + (runs - 2) * GO_ON[1]
 
 
 def _unsure(state: _State, night: int) -> Found | None:
@@ -246,6 +238,9 @@ def _is_low(state: _State, night: int, times: int) -> bool:
     spread = spread_of(each)
     each = [one for one in each if one > -_SPIKE * spread]
     now = values[night] - level
+    again = state.nights.runs[night - 1] if state.nights.runs else ()
+    if len(again) > 1 and sum(again) / len(again) < level - spread:
+        return now < -spread  # last night was not cleared
     both = now + values[night - 1] - level
     pairs = [first + second for first, second in pairwise(each)]
     return now < 0 and (
@@ -256,8 +251,10 @@ def _is_low(state: _State, night: int, times: int) -> bool:
 
 def _is_rare(value: float, before: Sequence[float], share: float, spread: float) -> bool:
     """Return whether normal values of this spread are as low so seldom, and those before were."""
-    seldom = value < _NORMAL.inv_cdf(share) * spread
-    return seldom and sum(one <= value for one in before) < max(1.0, 1.5 * share * len(before))
+    if value >= _NORMAL.inv_cdf(share) * spread:
+        return False
+    lower = sum((one < value) + (one <= value) for one in before) / 2  # of a coarse one its middle
+    return lower < max(1.0, 1.15 * share * len(before))
 
 
 def _strength(state: _State, night: int) -> tuple[int, float]:
@@ -267,6 +264,8 @@ def _strength(state: _State, night: int) -> tuple[int, float]:
         return last.began, _of_runs(state, last.noise, last.began, night, level_nights)
     best = (night, 0.0)
     for first in (night, night - 1):
+        if first < state.search:  # that night was answered by tonight's
+            continue
         few = FEW_NIGHTS - 1 if first == night and _broke(state, night) else state.need
         noise = state.learn(first) if first - state.start >= few else None
         if noise is not None:
@@ -276,36 +275,63 @@ def _strength(state: _State, night: int) -> tuple[int, float]:
 
 
 def _of_runs(state: _State, noise: Noise, first: int, last: int, level_nights: int) -> float:
-    """Return the normal deviate of the runs of these nights being below a level."""
-    nights, shared, total, weight = state.nights, state.shared.part, 0.0, 0.0
-    count, memory = last - first + 1, noise.memory
+    """Return the normal deviate of the runs of these nights being below a level.
+
+    It is that of all runs, or of those after the one that made a night doubtful: given that one,
+    which is as low on PICKED of the nights, the others are there by no choice.
+    """
+    nights, shared, memory = state.nights, state.shared.part, noise.memory
+    every, fair, picked = _Mean(), _Mean(), None
     for night in range(first, last + 1):
         runs = nights.runs[night] if nights.runs else [nights.values[night]]
-        variance = shared + (1 - shared) / max(1.0, len(runs) / nights.usual)
-        total += _evidence_of(noise, runs) / variance
-        weight += 1 / variance
-    alike = sum(2 * (count - lag) * memory**lag for lag in range(1, count)) / count**2
-    error = math.sqrt(1 / weight + alike + 1 / max(level_nights, len(noise.ranks) // 2))
-    size = total / weight / error
-    return math.copysign(as_normal(size, max(3.0, len(noise.ranks) - 1)), -size)
+        each = _evidence_of(noise, runs)
+        several = max(1.0, len(runs) / nights.usual)
+        every = every.and_one(sum(each) / len(each), shared + (1 - shared) / several)
+        expected, part = (picked or 0.0) * memory, memory
+        if picked is None:
+            if len(runs) == 1 or nights.usual > 1:
+                continue
+            picked, *each = each
+            expected, part = picked * shared, shared
+        variance = max(0.0, shared - part * part) + (1 - shared) / len(each)
+        fair = fair.and_one(sum(each) / len(each) - expected, variance)
+    count = last - first + 1
+    more = sum(2 * (count - lag) * memory**lag for lag in range(1, count)) / count**2
+    more += (1 + memory) / (1 - memory) / min(level_nights, LEVEL_NIGHTS)
+    degrees = max(3.0, len(noise.ranks) - 1)
+    if not fair.weight:
+        return every.below(more, degrees)
+    rare = PICKED * _NORMAL.cdf(-fair.below(more, degrees))
+    return max(every.below(more, degrees), -_NORMAL.inv_cdf(max(1e-300, rare)))
 
 
-def _evidence_of(noise: Noise, runs: Sequence[float]) -> float:
-    """The mean of a night's runs; each counts for its rarity, or, of three, as much as all do.
+class _Mean(NamedTuple):
+    """A mean of deviates, each weighted by one over its variance."""
+
+    total: float = 0.0
+    weight: float = 0.0
+
+    def and_one(self, value: float, variance: float) -> _Mean:
+        return _Mean(self.total + value / variance, self.weight + 1 / variance)
+
+    def below(self, more: float, degrees: float) -> float:
+        """By how many standard errors it is below 0, where its variance is `more` larger."""
+        size = self.total / self.weight / math.sqrt(1 / self.weight + more)
+        return math.copysign(as_normal(size, degrees), -size)
+
+
+def _evidence_of(noise: Noise, runs: Sequence[float]) -> list[float]:
+    """The runs of a night, each for its rarity; of three, for as much as all of them are low.
 
     A night all of whose runs are far below the level, and unlike any before, counts in full.
     """
     each = [(run - noise.level) / noise.spread for run in runs]
     unlike = max(runs) < noise.level * (1 - BREAKAGE) and max(each) < 2 * noise.ranks[0]
     if unlike and len(runs) != 2:  # two may be two spikes: a third run tells
-        return sum(each) / len(each)  # nothing like it was ever seen: no rarity cuts it
+        return each  # nothing like it was ever seen: no rarity cuts it
     cut = [noise.evidence([run])[0] for run in runs]
-    for index, z in enumerate(each):
-        others = [*each[:index], *each[index + 1 :]]
-        if len(others) > 1 and abs(z) > abs(cut[index]):
-            as_far = max(abs(cut[index]), min(other * math.copysign(1, z) for other in others))
-            cut[index] = math.copysign(min(abs(z), as_far), z)
-    return sum(cut) / len(cut)
+    least = max(each) - ALONE if len(runs) > 2 else 0.0
+    return [max(z, min(least, one)) if z < 0 else one for z, one in zip(each, cut, strict=True)]
 
 
 def _learn_shared(state: _State, night: int) -> None:
@@ -327,7 +353,7 @@ def _looked(state: _State, night: int) -> bool:
     While a drop is young, all its nights say how strong it is: what was chance is taken back.
     """
     unsure = _unsure(state, night)
-    since = unsure.began if unsure else max(0, night - 1)
+    since = unsure.began if unsure else max(state.search, night - 1)
     again = any(len(one) > 1 for one in state.nights.runs[since : night + 1])
     if not (again or (unsure and unsure.looked) or _broke(state, night)):
         return False
@@ -356,8 +382,8 @@ def evidence_now(change: Found, nights: Nightly) -> float:
 
 
 def _as_one_of_many(strength: float) -> float:
-    """The strength of a look at two spans of nights, as one of all windows would have it."""
-    rare = _NORMAL.cdf(-strength) / len(WINDOWS)
+    """The strength of a look at a night, as one of all windows would have it."""
+    rare = LOOKS * _NORMAL.cdf(-strength) / len(WINDOWS)
     return -_NORMAL.inv_cdf(max(rare, 1e-300)) if strength > 0 else 0.0
 
 
@@ -463,14 +489,18 @@ def _look_for_end(state: _State, night: int) -> None:
         state.found[-1] = last._replace(ended=night)
         state.restart(*state.back)
         return
-    if night - last.seen < 2 or last.level_start != last.began or night - last.seen > LEVEL_NIGHTS:
+    soonest = 1 if last.looked else 2  # what one night says by itself, the next one may answer
+    since = night - last.seen
+    if since < soonest or last.level_start != last.began or since > LEVEL_NIGHTS:
         return
     if last.rise and night - last.began > MIN_NIGHTS:
         return  # it has become the level: what falls from there is a drop
-    changed = last.noise.evidence(values[last.began : last.seen + 1])
+    # Together, so that none counts for less than the night beside it: a rise was once taken for
+    # over because its later nights, cut to their rarity, were nearer to the level before.
+    each = last.noise.evidence(values[last.began : night + 1])
+    changed, later = each[:-since], each[-since:]
     shift = sum(changed) / len(changed)
-    since = last.noise.evidence(values[last.seen + 1 : night + 1])
-    if shift * sum(shift / 2 - value for value in since) > ODDS * last.noise.variance:
+    if shift * sum(shift / 2 - value for value in later) > ODDS * last.noise.variance:
         state.found[-1] = last._replace(ended=last.seen + 1)
         state.restart(*state.back)
         state.search = night + 1

@@ -109,14 +109,12 @@ def worse(
 
 
 def may_be_low_tonight(values: Sequence[float]) -> bool:
-    """Return whether `look` may find the last of some nights' values doubtful: a quick test."""
+    """Return whether the law may find the last of some nights' values doubtful: a quick test."""
     recent = values[-31:-1]
     return bool(recent) and 3 * sum(value <= values[-1] for value in recent) <= len(recent) + 2
 
 
-def is_doubtful(
-    series: Sequence[Night], watched: int, shared: Shared = UNKNOWN, *, lower: bool = False
-) -> bool:
+def is_doubtful(series: Sequence[Night], shared: Shared = UNKNOWN, *, lower: bool = False) -> bool:
     """Return whether the last night of a series should be measured again.
 
     As `worse`; several runs on its date are those so far.
@@ -129,8 +127,7 @@ def is_doubtful(
         return False
     before = next((one for one in reversed(ordered) if one.date != ordered[-1].date), ordered[-1])
     fresh = (before.release, before.driver) != (ordered[-1].release, ordered[-1].driver)
-    enough = law.closing_strength(BUDGET, watched)
-    return law.look(runs_of(ordered, shared).nights, enough, fresh=fresh).doubtful
+    return law.is_doubtful(runs_of(ordered, shared).nights, fresh=fresh)
 
 
 def learn_shared(each: Sequence[Sequence[Night]]) -> Shared:

@@ -190,7 +190,7 @@ class Shared(NamedTuple):
         """The part, from 0 to 0.95."""
         return max(0.0, min(0.95, self.products / self.squares))
 
-    def opinion(self, nights: float = 15.0) -> Shared:
+    def opinion(self, nights: float = 40.0) -> Shared:
         """The same, as the opinion of at most so many nights."""
         times = min(1.0, nights / self.squares)
         return Shared(self.products * times, self.squares * times)

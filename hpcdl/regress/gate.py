@@ -198,7 +198,7 @@ def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> s
 
     They are not in the history yet. The runs of many nodes are compared with each other instead.
     """
-    watched, asked = sum(bool(series.metric) for series in history.series()), []
+    asked = []
     each: dict[Series, list[Result]] = {}
     for result in tonight:
         if result.metric and result.value is not None:
@@ -215,7 +215,7 @@ def doubtful(history: History, tonight: Sequence[Result], rulings: Rulings) -> s
     return {
         series.of_case
         for series, nights, lower in asked
-        if is_doubtful(nights, max(1, watched), shared, lower=lower)
+        if is_doubtful(nights, shared, lower=lower)
     }
 
 

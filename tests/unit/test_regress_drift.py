@@ -89,7 +89,7 @@ def test_constants_have_no_change(values):
 
 
 def test_times_of_nothing_are_in_no_doubt_and_no_change():
-    assert not is_doubtful(nights([0.0] * 3), 1, lower=True)
+    assert not is_doubtful(nights([0.0] * 3), lower=True)
     assert worse(nights([0.0] * 30), lower=True) is None
 
 
@@ -155,3 +155,58 @@ def test_a_node_slower_than_the_others_on_each_night_is_named(count, spread, fac
             for node in range(count)
         ]
         assert slow_nodes(series) == slow
+
+
+# A night that is measured again.
+
+
+def again(values, *last):
+    """Such nights, and runs of one more."""
+    day = START + timedelta(days=len(values))
+    return [*nights(values), *(Night(day, run) for run in last)]
+
+
+@pytest.mark.parametrize(
+    ("last", "more"),
+    [
+        pytest.param([975.0], True, id="lower than nearly all nights"),
+        pytest.param([995.0], False, id="as most"),
+        pytest.param([975.0, 1005.0], False, id="a spike"),
+        pytest.param([975.0, 980.0], True, id="low again"),
+        pytest.param([960.0, 965.0, 962.0], True, id="sure, which a further run may take back"),
+    ],
+)
+def test_a_night_is_measured_again_until_it_is_a_spike(last, more):
+    asked = [is_doubtful(again(noisy(90, seed), *last)) for seed in range(10)]
+    assert sum(asked) >= 8 if more else sum(asked) <= 2
+
+
+def test_runs_after_the_one_that_made_a_night_doubtful_are_no_selection_and_close_the_gate():
+    runs = (975.0, 970.0, 969.0, 970.0, 969.0)
+    closed = [worse(again(noisy(90, seed), *runs), 100) for seed in range(10)]
+    assert sum(bool(change and change.sure) for change in closed) >= 8
+    assert not any(change and change.sure for change in (worse(again(noisy(90), *runs[:2]), 100),))
+
+
+def test_two_spikes_on_one_night_close_no_gate():
+    """A run counts for no more than its rarity, unless all others of its night are low as well."""
+    for seed in range(10):
+        change = worse(again(noisy(90, seed), 850.0, 1002.0, 850.0, 1001.0), 100)
+        assert change is None or not change.sure
+
+
+def test_what_closed_by_chance_is_open_after_a_night_that_is_well():
+    closed = again(noisy(90), 962.0, 966.0, 965.0, 967.0)
+    assert worse(closed, 100).sure
+    well = Night(closed[-1].date + timedelta(days=1), 1002.0)
+    change = worse([*closed, well], 100)
+    assert change is None or not change.sure
+
+
+def test_a_rise_is_not_over_by_a_few_nights_that_are_not_as_high():
+    """The drop at night 90 was measured against nights of the drop before, and closed no gate."""
+    low = [0.9 * value for value in noisy(20, 3)]
+    back = [1011.0, 1009.0, 972.0, 947.0, 972.0]
+    each = [*noisy(40), *low, *back, *noisy(25, 2)]
+    risen = [found for found in detect_nights(nightly([[one] for one in each])) if found.rise]
+    assert [found.ended for found in risen] == [None]
