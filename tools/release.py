@@ -21,7 +21,7 @@ from pathlib import Path
 from hpcdl import __version__
 
 ROOT = Path(__file__).resolve().parents[1]
-MOST_BYTES = 1_048_576
+MOST_BYTES = 1_020_000
 
 
 def built(directory: Path) -> list[Path]:
