@@ -213,13 +213,14 @@ def make_training(
         optimizer = keras_parts.make_optimizer(options, numbers)
     most = _most_at_once(options, model, recipe, ranks, callbacks)
     clocked = not (options.deterministic or alone_xla or (most > 1 and ranks.size == 1))
-    distribute(optimizer, ranks, board := Board(clocked=clocked), compress=options.compress)
     if own:
         model.jit_compile = alone_xla
     else:
         findings = source.classes if source.task == "findings" else 0
         metrics = keras_parts.make_metrics(options, model, losses, findings)
         model.compile(optimizer, losses, metrics=metrics, jit_compile=alone_xla)
+    optimizer = model.optimizer  # one that scales the loss by now, where the policy wants it
+    distribute(optimizer, ranks, board := Board(clocked=clocked), compress=options.compress)
     optimizer.build(model.trainable_variables)
     # Such a loss compares a share for every class.
     shares = not own and type(losses).__name__.startswith("Categorical")

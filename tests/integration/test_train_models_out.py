@@ -1,5 +1,6 @@
 """Models in and out: exported, loaded by plain Keras, tuned, scored."""
 
+import itertools
 import json
 
 import pytest
@@ -181,3 +182,21 @@ def test_weights_that_lie_in_another_file_are_refused(runs):
     assert found.pop("own") == ""
     for name, said in found.items():
         assert said == f"{name}.weights.h5 keeps 'a/x' in another file, which is not read"
+
+
+HALVES = """
+import tensorflow as tf
+def net(shape, classes):
+    tf.keras.mixed_precision.set_global_policy("mixed_float16")
+    layers = tf.keras.layers
+    return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(),
+                                layers.Dense(16), layers.Dense(classes, dtype="float32")])
+"""
+
+
+def test_a_model_of_halves_shows_the_loss_of_each_step(runs):
+    """Found by trying: Keras puts another optimizer around the averaging one at compile."""
+    runs.write("halves.py", HALVES)
+    losses = runs.learn("--model=halves:net", "--steps=12", "--lr=0.05").losses
+    changes = [later - one for one, later in itertools.pairwise(losses)]
+    assert max(changes) > 0.01, "a running mean of the epoch falls smoothly"
