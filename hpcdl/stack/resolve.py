@@ -26,6 +26,8 @@ from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.system.packages import pythons, that_start
 from hpcdl.system.text import did_you_mean
 
+_OTHER_CPUS = re.compile(r"a64fx|aarch64|arm|graviton|neoverse|power\d|ppc|riscv|thunderx")
+"""How archspec names targets of other families than x86_64."""
 _USUAL = "x86_64"
 # A version, or a range as Spack writes it: `2.18`, `2.15:2.18`, `:2.14,2.18`.
 _VERSION = re.compile(r"[0-9:](?:[0-9A-Za-z:]|[.,_-](?=[0-9A-Za-z:]))*", re.ASCII)
@@ -259,6 +261,11 @@ def _own_notes(part: Partition, stack: StackRequest) -> Iterator[str]:
     gpu = part.gpu
     if gpu and gpu.figures.machine != _USUAL and BACKENDS[stack.backend].compiles:
         yield f"{facts.load('gpus')['machines'][gpu.figures.machine]['spack']} [doubtful]"
+    if not BACKENDS[stack.backend].compiles and _OTHER_CPUS.match(part.target):
+        yield (
+            f"its target {part.target} is no x86_64: wheels of another machine do not run there; "
+            "give it a stack of its own, built on one of its nodes or by `backend: spack`"
+        )
     if stack.renamed:
         yield f"the site file says `backend: {stack.renamed}`, the old name of `{stack.backend}`"
     if stack.variant == "cpu" and gpu is not None:

@@ -312,7 +312,7 @@ def _grouped(resolutions: Sequence[Resolution]) -> list[tuple[str, Resolution]]:
     groups: dict[tuple[object, ...], list[Resolution]] = {}
     for one in resolutions:
         same = (one.stack, one.backend, one.gpu, one.driver, one.choices, one.problems, one.tried)
-        groups.setdefault(same, []).append(one)
+        groups.setdefault((*same, one.notes), []).append(one)
     return [(", ".join(one.partition for one in group), group[0]) for group in groups.values()]
 
 

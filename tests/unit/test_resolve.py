@@ -161,6 +161,18 @@ def test_a_driver_or_compilers_that_do_not_fit_are_named_beside_the_rest(model, 
     assert resolution.versions["tensorflow"]
 
 
+def test_wheels_for_cpus_of_another_family_bring_a_note_of_their_own():
+    """Power9 and Grace nodes were promised the wheels of x86_64 without a word."""
+    site = site_of_gpus({"zen": None, "grace": None}, StackRequest("tf", "wheels", (), {}))
+    grace = dataclasses.replace(site.partitions["grace"], target="neoverse_v2")
+    site = dataclasses.replace(site, partitions={**site.partitions, "grace": grace})
+    words = "its target neoverse_v2 is no x86_64"
+    assert words not in str(resolve_one(site, "zen", "wheels").notes)
+    assert words in str(resolve_one(site, "grace", "wheels").notes)
+    assert words not in str(resolve_one(site, "grace", "spack").notes)
+    assert "zen, grace" not in as_text(resolve(site, backend="wheels"))
+
+
 def test_an_older_driver_of_the_same_major_release_brings_the_note_on_ptx():
     notes = resolve_one(one_gpu("P100-PCIe", "535.183.06"), "x", "wheels").notes
     assert any("PTX of CUDA 12.9.1 is not translated" in note for note in notes)
