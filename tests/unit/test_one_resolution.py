@@ -41,7 +41,8 @@ def every_python(monkeypatch):
     monkeypatch.setattr("hpcdl.stack.build.horovod.mpi_version", lambda: "Open MPI 4.1.4")
     interpreter = __import__("hpcdl.stack.recipe", fromlist=["Interpreter"]).Interpreter
     monkeypatch.setattr(
-        "hpcdl.stack.build.interpreter", lambda minor: interpreter("/usr/bin/python3", f"{minor}.9")
+        "hpcdl.stack.build.recipes.interpreter",
+        lambda minor: interpreter("/usr/bin/python3", f"{minor}.9"),
     )
 
 
