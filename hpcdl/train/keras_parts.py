@@ -21,7 +21,7 @@ from hpcdl.train.data.source import DataSource
 from hpcdl.train.models import origin, user_function
 from hpcdl.train.options import SHORT_SCHEDULES, RunNumbers, TrainOptions, settings_of
 
-_WRITERS = {"ModelCheckpoint", "CSVLogger", "TensorBoard", "BackupAndRestore", "RemoteMonitor"}
+_WRITERS = {"ModelCheckpoint", "CSVLogger", "TensorBoard", "RemoteMonitor"}
 _EPOCHWISE = {"EarlyStopping", "ReduceLROnPlateau", "CSVLogger", "LearningRateScheduler"}
 _LEAST_EPSILON = 1.001e-5
 """cuDNN takes no smaller one."""
@@ -395,6 +395,11 @@ def make_callbacks(options: TrainOptions, *, first: bool) -> list[Any]:
     given, module = settings_of(options.settings, "callback"), tf.keras.callbacks
     callbacks = []
     for name in filter(None, options.callback.split(",")):
+        if name.lower() == "backupandrestore":
+            raise BadInput(
+                "--callback backupandrestore would put older weights in place of a checkpoint's",
+                hint="leave it out: the same command resumes from the newest checkpoint",
+            )
         if ":" not in name:
             made = make(module, module.Callback, "--callback", name, _of(name, given))
             if first or type(made).__name__ not in _WRITERS:
@@ -402,7 +407,10 @@ def make_callbacks(options: TrainOptions, *, first: bool) -> list[Any]:
             continue
         kind = user_function("--callback", name)
         try:
-            callbacks.append(kind(**_of(name, given)))
+            made = kind(**_of(name, given))
+            if not isinstance(made, module.Callback):
+                raise TypeError(f"it gives {type(made).__name__}, no callback of Keras")
+            callbacks.append(made)
         except Exception as fault:  # it is the user's: anything may go wrong in it
             raise BadInput(f"--callback {name} cannot be made", details=origin(fault)) from fault
     return callbacks

@@ -158,6 +158,20 @@ def test_a_damaged_record_ends_the_run_and_is_named(fed, runs, copied, spoil, ra
     runs.data("inspect", "--decode", copied, code=1, says=(*names, "2 faults"))
 
 
+def test_raw_images_are_looked_into(runs):
+    runs.data("inspect", "--decode", runs.digits, says="1,797 records")
+    path = runs.folder / "copied"
+    shutil.copytree(runs.digits, path)
+    described = json.loads((path / "dataset.json").read_text())
+    for other, said in (
+        ({"classes": 5}, "a label is none of 5 classes"),
+        ({"shape": [8, 9, 1]}, "cannot reshape array"),
+    ):
+        (path / "dataset.json").write_text(json.dumps({**described, **other}))
+        runs.data("inspect", "--decode", path, code=1, says="faults")
+        runs.train("--data", str(path), "--steps=1", code=2, says=said)
+
+
 def test_shards_with_fewer_records_than_promised_end_the_run_on_all_ranks(fed, copied):
     """Found last session: one rank ended its epoch early, and the others waited for it."""
     text = (copied / "dataset.json").read_text()

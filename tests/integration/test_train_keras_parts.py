@@ -12,6 +12,8 @@ class Stop(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs):
         told = {"loss", "accuracy", "val_loss", "val_accuracy"} <= set(logs)
         self.model.stop_training = told and epoch + 1 == self.after
+def number():
+    return 3
 """
 
 
@@ -36,6 +38,8 @@ def test_a_name_that_is_none_gets_the_nearest_one(runs):
         (("--loss=mine:nothing",), "cannot be imported"),
         (("--metrics=top_k_categorical_acuracy",), "did you mean 'topkcategoricalaccuracy'"),
         (("--callback=csvloger",), "did you mean 'csvlogger'"),
+        (("--callback=backupandrestore",), "the same command resumes from the newest checkpoint"),
+        (("--callback=mine:number",), "it gives int, no callback of Keras"),
         (('--set=fit.class_weight={"10": 2}',), "the data have the classes 0 to 9"),
         (("--set=fit.class_weight=[1, 2]",), "not a weight for each class"),
     )

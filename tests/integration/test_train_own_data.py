@@ -106,6 +106,33 @@ def mistyped(labels, outputs):
 def endless(split):
     return pipeline(split).repeat()
 
+def unbatched(split):
+    return pipeline(split).batch(8).unbatch()
+
+def tested_on_others(split):
+    return pipeline(split).map(lambda x, y: (x if split == "train" else x[:5], y))
+
+def tested_on_onehot(split):
+    return arrays(split) if split == "train" else onehot(split)
+
+def two_outputs(split):
+    images, labels = arrays(split)
+    return images, (-9.5 * images[:, 0, 0], labels)
+
+def two_outputs_pipeline(split):
+    return tf.data.Dataset.from_tensor_slices(two_outputs(split))
+
+def kinds(shape, classes):
+    layers = tf.keras.layers
+    entry = tf.keras.Input(shape)
+    inner = layers.Flatten()(entry)
+    outputs = [layers.Dense(1)(inner), layers.Dense(classes)(inner)]
+    assert classes == 3, classes
+    return tf.keras.Model(entry, outputs)
+
+def of_two_kinds(split):
+    return arrays(split) if split == "train" else pipeline(split)
+
 def network(shape, classes):
     layers = tf.keras.layers
     return tf.keras.Sequential([tf.keras.Input(shape), layers.Flatten(), layers.Dense(classes)])
@@ -144,6 +171,13 @@ def test_bytes_and_a_column_of_labels_are_taken_as_keras_and_tfds_give_them(own,
     assert done.metrics["test_images"] == 60
 
 
+@pytest.mark.parametrize("function", ["two_outputs", "two_outputs_pipeline"])
+def test_numbers_to_be_met_are_no_classes_beside_labels_that_are(own, function):
+    losses = "--loss=mse,sparsecategoricalcrossentropy"
+    done = own(function, losses, "--model=mine:kinds", "--lr=0.001", steps="--steps=3")
+    assert len(done.losses) == 3
+
+
 def test_a_pipeline_resumes_inside_an_epoch(own):
     whole = own("pipeline", "--deterministic", job="whole")
     own("pipeline", "--deterministic", steps="--steps=13", job="parts")
@@ -174,7 +208,11 @@ def test_what_is_wrong_with_own_data_is_said(runs, own):
         "texts": "is not numbers",
         "bools": "choose the loss",
         "huge": "classes count from 0",
-        "endless": "its length is not known",
+        "endless": "leave out .repeat(), or add .take(n)",
+        "unbatched": "its length is not known",
+        "tested_on_others": "inputs to train and to test with differ in shape",
+        "tested_on_onehot": "labels to train and to test with differ in shape",
+        "of_two_kinds": "a pipeline for the other",
         "nothing": "cannot be imported",
     }
     runs.refused(*((asked(name), said) for name, said in says.items()))

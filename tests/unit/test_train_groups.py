@@ -1,5 +1,6 @@
 """Checkpoints, resuming, and what was measured."""
 
+import json
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -34,6 +35,19 @@ def test_training_continues_while_a_checkpoint_is_written(tmp_path, monkeypatch)
     found = checkpoint.newest(tmp_path)
     assert found is not None
     assert replace(found, arrays=()) == replace(state, arrays=())
+
+
+@pytest.mark.parametrize("header", [[1], {"arrays": "x", "step": 9, "meta": {}}, None])
+def test_a_file_of_numpy_that_is_no_checkpoint_is_skipped(tmp_path, header):
+    said = []
+    checkpoint.save(tmp_path, checkpoint.Checkpoint(5, {}, (np.zeros(3),)), keep=3)
+    with (tmp_path / "step-000000009.ckpt").open("wb") as file:
+        if header is None:
+            np.save(file, np.zeros(3))
+        else:
+            np.savez(file, header=np.frombuffer(json.dumps(header).encode(), np.uint8))
+    found = checkpoint.newest(tmp_path, said.append)
+    assert (found.step, len(said)) == (5, 1)
 
 
 @pytest.mark.parametrize(("restarts", "kept"), [(None, False), ("0", False), ("2", True)])

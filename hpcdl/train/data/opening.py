@@ -10,7 +10,7 @@ and epoch. Every `ranks`-th example is a rank's, so a global batch is the same s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +84,15 @@ def _read_raw(dataset: Dataset, split: str) -> tuple[Any, Any]:
     try:
         records = list(tf.data.TFRecordDataset(list(map(str, dataset.files(split)))))
         parsed = tf.io.parse_example(records, wanted)
-    except (tf.errors.OpError, UnicodeDecodeError) as fault:  # its message quotes the record
+        pixels = np.asarray(tf.io.decode_raw(parsed["image/raw"], tf.uint8), np.float32)
+        images = pixels.reshape(len(records), *dataset.shape) / np.float32(dataset.scale)
+        labels = np.asarray(parsed["image/class/label"])
+        if ((labels < 0) | (labels >= dataset.classes)).any():
+            raise ValueError(f"a label is none of {dataset.classes} classes")
+    # A UnicodeDecodeError's message quotes the record; a ValueError: pixels are not of the shape.
+    except (tf.errors.OpError, ValueError) as fault:
         raise sources.unreadable(fault) from fault
-    pixels = np.asarray(tf.io.decode_raw(parsed["image/raw"], tf.uint8), np.float32)
-    images = pixels.reshape(-1, *dataset.shape) / np.float32(dataset.scale)
-    return images, np.asarray(parsed["image/class/label"])
+    return images, labels
 
 
 def _open_users(named: str, share: BatchShare, *, counts: bool) -> DataSource:
@@ -108,20 +112,36 @@ def _open_users(named: str, share: BatchShare, *, counts: bool) -> DataSource:
     given = {split: part for split, part in parts.items() if part is not None}
     if "train" not in given:
         raise BadInput(f"--dataset {named} gives nothing to train on", hint=_CONTRACT)
-    if isinstance(given["train"], tf.data.Dataset):
+    pipelines = [isinstance(part, tf.data.Dataset) for part in given.values()]
+    if any(pipelines) and not all(pipelines):
+        raise BadInput(
+            f"--dataset {named} gives arrays for one of 'train' and 'test', and a pipeline for the "
+            "other",
+            hint="tf.data.Dataset.from_tensor_slices(arrays) is a pipeline of arrays",
+        )
+    if pipelines[0]:
         return UserPipeline(named, given, share, counts=counts)
     arrays = {split: _arrays(named, split, part) for split, part in given.items()}
-    shapes = {
-        str(tf.nest.map_structure(lambda values: values.shape[1:], part[0]))
-        for part in arrays.values()
-    }
-    if len(shapes) > 1:
-        raise BadInput(f"--dataset {named}: inputs to train and to test with differ in shape")
+    _require_alike(
+        named,
+        [tf.nest.map_structure(lambda values: values.shape[1:], part) for part in arrays.values()],
+    )
     digest = hashlib.sha256(tf.nest.flatten(arrays["train"])[0].tobytes()).hexdigest()[:16]
     labels = [part[1] for part in arrays.values()]
     source = InMemory(arrays, share, _classes(labels) if counts else 0, digest)
     source.own, source.order = False, digest
     return source
+
+
+def _require_alike(named: str, parts: Sequence[Any]) -> None:
+    """Refuse a test set of other shapes: it would fail when all training is done."""
+    for place, what in enumerate(("inputs", "labels")):
+        shapes = [str(part[place]) for part in parts]
+        if len(set(shapes)) > 1:
+            raise BadInput(
+                f"--dataset {named}: {what} to train and to test with differ in shape",
+                details=shapes,
+            )
 
 
 def _arrays(named: str, split: str, part: Any) -> tuple[Any, ...]:
@@ -173,14 +193,19 @@ def _usual(inputs: Any, labels: Any, *weights: Any, batch: int = 0) -> tuple[Any
 
 
 def _classes(labels: Any) -> int:
-    """Return the classes: the width of labels that have one, or the greatest number + 1."""
-    first = tf.nest.flatten(labels[0])[0]
-    if first.dtype.kind == "f":
+    """Return the classes: the width of labels that have one, or the greatest number + 1.
+
+    Of several outputs' labels those count that are integers: others are numbers to be met.
+    """
+    parts = tf.nest.flatten(labels)
+    counted = [part for part in parts if part.dtype.kind != "f"]
+    first = (counted or parts)[0]
+    if not counted:
         return int(first.shape[1]) if first.ndim > 1 else 1
-    lowest = min(int(part.min(initial=0)) for part in tf.nest.flatten(labels))
+    lowest = min(int(part.min(initial=0)) for part in counted)
     if lowest < 0:
         raise BadInput(f"--dataset: a label is {lowest}; they count from 0", hint=_CONTRACT)
-    highest = max(int(part.max(initial=0)) for part in tf.nest.flatten(labels))
+    highest = max(int(part.max(initial=0)) for part in counted)
     if highest > _MOST_CLASSES:
         raise BadInput(
             f"--dataset: a label is {highest:,}, and classes count from 0", hint=_CONTRACT
@@ -211,6 +236,15 @@ class UserPipeline(DataSource):
                 "examples are not (input, label) of known shapes",
                 f"give single examples, not batches (.unbatch()); {_CONTRACT}",
             ) from fault
+        _require_alike(
+            named,
+            [
+                tf.nest.map_structure(lambda spec: tuple(spec.shape), part.element_spec)
+                for part in self._parts.values()
+            ],
+        )
+        if tf.data.INFINITE_CARDINALITY in lengths:
+            raise self._error("it has no end", "leave out .repeat(), or add .take(n)")
         if min(lengths) < 0:
             raise self._error("its length is not known: add .apply(assert_cardinality(n))")
         self.steps_per_epoch = steps_in(lengths[0], share)
@@ -242,11 +276,13 @@ class UserPipeline(DataSource):
                 )
 
     def _count(self) -> int:
-        spec = tf.nest.flatten(self.label_spec)[0]
+        specs = tf.nest.flatten(self.label_spec)
+        place = next((n for n, one in enumerate(specs) if one.dtype.is_integer), 0)
+        spec = specs[place]
         if spec.shape.rank == 1 or not spec.dtype.is_integer:
             return int(spec.shape[0]) if spec.shape.rank else 1
         batches = (
-            np.asarray(tf.nest.flatten(element[1])[0])
+            np.asarray(tf.nest.flatten(element[1])[place])
             for part in self._parts.values()
             for element in self._read(part.batch(1024))
         )

@@ -10,6 +10,7 @@ Crop and mirror are drawn from (seed, epoch, place in the epoch).
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -210,9 +211,10 @@ class RecordSource(DataSource):
 def parse(dataset: Dataset, serialized: Any) -> tuple[Any, Any]:
     """Image and label of a record; a label that is no class would show as a loss of NaN."""
     several = dataset.task == "findings"
+    place = "image/raw" if dataset.encoding == "raw" else "image/encoded"
     name, shape = _LABELS[dataset.task], (dataset.classes,) if several else ()
     wanted = {
-        "image/encoded": tf.io.FixedLenFeature((), tf.string),
+        place: tf.io.FixedLenFeature((), tf.string),
         name: tf.io.FixedLenFeature(shape, tf.int64),
     }
     parsed = tf.io.parse_single_example(serialized, wanted)
@@ -220,13 +222,16 @@ def parse(dataset: Dataset, serialized: Any) -> tuple[Any, Any]:
     valid = tf.reduce_all((label >= 0) & (label < (2 if several else dataset.classes)))
     message = f"a label is none of {dataset.classes} classes"
     with tf.control_dependencies([tf.debugging.Assert(valid, [message, label])]):
-        return parsed["image/encoded"], tf.identity(label)
+        return parsed[place], tf.identity(label)
 
 
 def fault_of(dataset: Dataset, record: bytes) -> str:
     """Return what is wrong with the image or the label of a record; '' if nothing is."""
     try:
         encoded, _ = parse(dataset, record)
+        if dataset.encoding == "raw":
+            found, wanted = len(encoded.numpy()), math.prod(dataset.shape)
+            return "" if found == wanted else f"{found} bytes, and an image has {wanted}"
         shape = shape_of(encoded)
         cropped(encoded, tf.concat([[0, 0], shape[:2]], 0), (8, 8))
     except UnicodeDecodeError:  # TensorFlow's message quotes the record
