@@ -393,8 +393,17 @@ def make_metrics(options: TrainOptions, model: Any, losses: Any, findings: int) 
 def make_callbacks(options: TrainOptions, *, first: bool) -> list[Any]:
     """Return callbacks by name; those that write files only where this is the `first` rank."""
     given, module = settings_of(options.settings, "callback"), tf.keras.callbacks
-    callbacks = []
-    for name in filter(None, options.callback.split(",")):
+    callbacks: list[Any] = []
+    names = [name for name in options.callback.split(",") if name]
+    owners = [name.rpartition(":")[2].lower() for name in names]
+    for setting in given:
+        owner, dot, _ = setting.partition(".")
+        if dot and owner.lower() not in owners:
+            raise BadInput(
+                f"--set callback.{setting}: this run has no callback '{owner}'",
+                hint=did_you_mean(owner.lower(), owners),
+            )
+    for name in names:
         if name.lower() == "backupandrestore":
             raise BadInput(
                 "--callback backupandrestore would put older weights in place of a checkpoint's",

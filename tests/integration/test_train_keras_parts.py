@@ -39,6 +39,10 @@ def test_a_name_that_is_none_gets_the_nearest_one(runs):
         (("--metrics=top_k_categorical_acuracy",), "did you mean 'topkcategoricalaccuracy'"),
         (("--callback=csvloger",), "did you mean 'csvlogger'"),
         (("--callback=backupandrestore",), "the same command resumes from the newest checkpoint"),
+        (
+            ("--callback=csvlogger", "--set=callback.csvloger.filename=x"),
+            "this run has no callback 'csvloger'",
+        ),
         (("--callback=mine:number",), "it gives int, no callback of Keras"),
         (('--set=fit.class_weight={"10": 2}',), "the data have the classes 0 to 9"),
         (("--set=fit.class_weight=[1, 2]",), "not a weight for each class"),
