@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hpcdl.system.errors import CheckFailed
+from hpcdl.system.errors import BadInput, CheckFailed
 from hpcdl.train import checkpoint as checkpoints
 from hpcdl.train.data.dataset import FINDINGS
 from hpcdl.train.fitting import Training, condemn, raw, save
@@ -99,6 +99,7 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
             self._clock.mark("first step")
             training.reporter.say(self._clock.line())
             self._clock = None
+        _require_shown(training, rows, logs or {})
         steps = rows.reshape(training.group, -1, rows.shape[1])
         # The mean loss of a step's updates; Keras' own where a model's train_step shows none.
         shown = steps[:, :, 0].mean(axis=1)
@@ -184,6 +185,24 @@ class Steps(tf.keras.callbacks.Callback):  # type: ignore[misc]
             communication=exchanged[:, 0],
             update=exchanged[:, 1],
             checkpoint=last,
+        )
+
+
+def _require_shown(training: Training, rows: Any, logs: dict[str, Any]) -> None:
+    """Refuse a user's train_step that does not use the model's optimizer, or shows no loss.
+
+    Others' gradients would differ from rank to rank, and a checkpoint would not have their state.
+    """
+    if not len(rows):
+        raise BadInput(
+            "the model's train_step does not update by `self.optimizer`",
+            hint="compile the model with one optimizer, whose gradients are averaged over ranks "
+            "and whose state is in checkpoints; a network of two of them trains in plain Keras",
+        )
+    if training.board.loss is None and "loss" not in logs:
+        raise BadInput(
+            "the model's train_step returns no 'loss'",
+            hint="return the number to be made small under that name, beside others",
         )
 
 

@@ -204,8 +204,8 @@ def make_training(
     alone_xla = options.xla and ranks.size == 1
     if own:
         optimizer, losses = model.optimizer, model.loss
-        specs = tf.nest.flatten(source.label_spec)
-        for loss, spec in zip(tf.nest.flatten(losses), specs, strict=False):
+        specs = keras_parts.by_output(source.label_spec, model)
+        for loss, spec in zip(keras_parts.by_output(losses, model), specs, strict=False):
             keras_parts.check_labels(loss, spec)
     else:
         outputs = tf.nest.flatten(model(recipe.example()))

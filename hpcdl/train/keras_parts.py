@@ -260,7 +260,7 @@ def make_losses(
     which loss is meant.
     """
     names = [name for name in (options.loss or "").split(",") if name]
-    labels = tf.nest.flatten(source.label_spec)
+    labels = by_output(source.label_spec, model)
     if not names:
         names = [_usual_loss(labels[0], outputs, source.task)]
     if len(names) != len(outputs):
@@ -280,10 +280,20 @@ def make_losses(
     return losses if len(losses) > 1 else losses[0]
 
 
+def by_output(parts: Any, model: Any) -> list[Any]:
+    """Return losses or labels in the order of the model's outputs, by whose names they may be."""
+    names = getattr(model, "output_names", None) or ()
+    if isinstance(parts, dict) and names and set(names) == set(parts):
+        return [parts[name] for name in names]
+    return list(tf.nest.flatten(parts))
+
+
 def _usual_loss(spec: Any, outputs: Sequence[Any], task: str) -> str:
     if task == "findings":
         return "binarycrossentropy"
-    places = spec.shape.rank == outputs[0].shape.rank - 2  # a class for each place, or one
+    rank, column = spec.shape.rank, spec.shape.rank and spec.shape[-1] == 1
+    # A class for each place, or one; Keras' own data sets have them as a column.
+    places = rank == outputs[0].shape.rank - (1 if column else 2)
     if len(outputs) == 1 and spec.dtype.is_integer and places:
         return "sparsecategoricalcrossentropy"
     labels = f"labels are {spec.dtype.name} of shape {tuple(spec.shape)}"

@@ -96,6 +96,18 @@ def text(split):
     return part(split, TOKENS, np.roll(TOKENS, -1, 1))
 
 
+def column(split):
+    return part(split, X, (CLASSES > 0).astype("int64")[:, None])
+
+
+def column_pipeline(split):
+    return tf.data.Dataset.from_tensor_slices(part(split, X, CLASSES[:, None]))
+
+
+def size_and_kind(split):
+    return part(split, X, (X.sum(1, keepdims=True) * 0.3, CLASSES))
+
+
 def pictures(split):
     return part(split, np.abs(X).reshape(60, 3, 2, 1), CLASSES)
 
@@ -288,6 +300,64 @@ def compiled_two(shape):
     return model
 
 
+class Distance(losses.Loss):
+    """A loss of one's own: Keras gives it labels as they are."""
+
+    def call(self, y_true, y_pred):
+        return tf.reduce_mean(tf.square(tf.cast(y_true, y_pred.dtype) - y_pred), -1)
+
+
+def compiled_distance(shape):
+    model = dense(shape, 1)
+    model.compile(optimizers.SGD(0.05), Distance())
+    return model
+
+
+def compiled_by_name(shape):
+    entry = keras.Input(shape)
+    inner = layers.Dense(8, "tanh")(entry)
+    model = keras.Model(
+        entry, [layers.Dense(1, name="size")(inner), layers.Dense(3, name="kind")(inner)]
+    )
+    model.compile(
+        optimizers.SGD(0.05),
+        {"kind": losses.SparseCategoricalCrossentropy(from_logits=True), "size": "mse"},
+    )
+    return model
+
+
+class TwoOptimizers(keras.Model):
+    """As adversarial networks have them."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(data[0], training=True)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.other.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return {"other_loss": loss}
+
+
+def of_two_optimizers(shape):
+    entry = keras.Input(shape)
+    model = TwoOptimizers(entry, layers.Dense(1)(entry))
+    model.compile(optimizers.SGD(0.05))
+    model.other = optimizers.SGD(0.05)
+    return model
+
+
+class WithoutLoss(TwoOptimizers):
+    @property
+    def other(self):
+        return self.optimizer
+
+
+def without_loss(shape):
+    entry = keras.Input(shape)
+    model = WithoutLoss(entry, layers.Dense(1)(entry))
+    model.compile(optimizers.SGD(0.05))
+    return model
+
+
 def named_two(shape):
     entry = keras.Input(shape)
     inner = layers.Dense(8, "tanh")(entry)
@@ -467,6 +537,11 @@ ROWS = {
         loss=lambda: [ce(), losses.MeanSquaredError()],
         metrics=(),
     ),
+    "several outputs, losses by name": row("compiled_by_name", "size_and_kind", compiles=False),
+    "a column of labels and a loss of one's own": row(
+        "compiled_distance", "column", compiles=False
+    ),
+    "a column of labels, a pipeline": row("plain", "column_pipeline"),
     "compiled with a schedule": row("compiled_adam", compiles=False),
     "several inputs": row("joined", "two_inputs"),
     "language model": row("language", "text"),
@@ -565,6 +640,8 @@ ROWS = {
     "a model that says nothing": row("subclassed"),
     "numbers and a loss of shares": simple("--loss=categoricalcrossentropy"),
     "several outputs and one loss": row("named_two", "two_outputs", "--loss=mse"),
+    "an optimizer of its own": row("of_two_optimizers", compiles=False),
+    "a step without a loss": row("without_loss", compiles=False),
     "setting that nobody uses": simple("--set=schedule.decay_steps=3"),
 }
 
@@ -629,7 +706,7 @@ def theirs(given):
     rows = [epoch_order(1, epoch, 48).reshape(steps, -1) for epoch in range(given["epochs"])]
     take = lambda r: tf.nest.map_structure(lambda a: tf.gather(a, r), data["train"])  # noqa: E731
     order = np.concatenate(rows)
-    if given["data"] in {"pipeline", "shuffled_once"}:
+    if given["data"] in {"pipeline", "shuffled_once", "column_pipeline"}:
         order = np.concatenate([piped(data["train"], epoch) for epoch in range(given["epochs"])])
     batches = tf.data.Dataset.from_tensor_slices(order).map(take)
     noted = Noted()

@@ -24,6 +24,8 @@ REFUSED = {
     "a model that says nothing": "--set loss.from_logits=true (the model gives logits), or",
     "numbers and a loss of shares": "compares them one by one",
     "several outputs and one loss": "--loss names 1 losses",
+    "an optimizer of its own": "does not update by `self.optimizer`",
+    "a step without a loss": "returns no 'loss'",
     "setting that nobody uses": "this run has no schedule to set",
 }
 # Keras averages over the replicas of tf.distribute only: on ranks each would go its own way.

@@ -169,8 +169,8 @@ def _array(values: Any) -> Any:
 def _usual(inputs: Any, labels: Any, *weights: Any, batch: int = 0) -> tuple[Any, ...]:
     """Return an example, or arrays of them with `batch` 1, in the types that training takes.
 
-    Integers are int64, but bytes of pixels float32 as all other numbers. A column of labels is one
-    label each, as Keras' own data sets have them.
+    Integers are int64, but bytes of pixels float32 as all other numbers. Labels keep their shape: a
+    loss that is given others than Keras gives it broadcasts without a word.
     """
 
     def typed(values: Any, *, pixels: bool = False) -> Any:
@@ -181,13 +181,9 @@ def _usual(inputs: Any, labels: Any, *weights: Any, batch: int = 0) -> tuple[Any
         usual = tf.int64 if kind.is_integer and not pixels else tf.float32
         return values.astype(usual.as_numpy_dtype, copy=False) if batch else tf.cast(values, usual)
 
-    def label(values: Any) -> Any:
-        column = tf.as_dtype(values.dtype).is_integer and values.shape[batch:] == (1,)
-        return typed(values[..., 0] if column else values)
-
     return (
         tf.nest.map_structure(lambda values: typed(values, pixels=True), inputs),
-        tf.nest.map_structure(label, labels),
+        tf.nest.map_structure(typed, labels),
         *(tf.nest.map_structure(typed, each) for each in weights),
     )
 
@@ -279,7 +275,8 @@ class UserPipeline(DataSource):
         specs = tf.nest.flatten(self.label_spec)
         place = next((n for n, one in enumerate(specs) if one.dtype.is_integer), 0)
         spec = specs[place]
-        if spec.shape.rank == 1 or not spec.dtype.is_integer:
+        several = spec.shape.rank == 1 and spec.shape[0] > 1  # a column is one label each
+        if several or not spec.dtype.is_integer:
             return int(spec.shape[0]) if spec.shape.rank else 1
         batches = (
             np.asarray(tf.nest.flatten(element[1])[place])
