@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -37,7 +36,7 @@ def make(
     option: str,
     name: str,
     arguments: dict[str, Any],
-    usual: Mapping[str, Any] = MappingProxyType({}),
+    usual: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return an object of the class of that name in any case of letters, which derives from `base`.
 
@@ -53,7 +52,7 @@ def make(
     if kind is None:
         raise BadInput(f"{option}: Keras has no '{name}'", hint=did_you_mean(name.lower(), kinds))
     accepted = inspect.signature(kind).parameters
-    usual = {name: value for name, value in usual.items() if name in accepted}
+    usual = {name: value for name, value in (usual or {}).items() if name in accepted}
     try:
         return kind(**{**usual, **arguments})
     except (TypeError, ValueError) as fault:
