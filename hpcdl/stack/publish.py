@@ -352,7 +352,7 @@ def _keep_room(site: Site) -> None:
     with suppress(MissingPrerequisite):  # the disk is full: the next publish does it
         if not reserve.exists():
             # Random bytes: file systems that compress store nothing of zeros.
-            write_atomic(reserve, os.urandom(_RESERVE_BYTES), mode=0o600)
+            write_atomic(reserve, os.urandom(_RESERVE_BYTES))
 
 
 def _switch(site: Site, event: Event, before: str | None) -> None:

@@ -130,7 +130,8 @@ def test_nothing_that_others_left_around_is_imported_run_or_read(shared, evil):
     for words in WORDS:
         argv = words.replace(" -- ", f" --site {file} -- ").split()
         done = hpcdl(here.place, *argv, *([] if "--" in argv else ["--site", str(file)]))
-        fault = "Traceback" in done.stderr and "No module named 'hpcdl'" not in done.stderr
+        absent = re.search("No module named '?hpcdl", done.stderr)  # in a release of nothing
+        fault = "Traceback" in done.stderr and not absent
         if here.mark.exists() or fault or "evil" in done.stdout:
             used.append((words, done.stdout[-300:], done.stderr[-300:]))
             here.mark.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcdl.site import StackRequest
 from hpcdl.stack.publish import publish
 from hpcdl.stack.tree import add_startup
 from tests.integration.conftest import needs_lmod
@@ -225,7 +226,9 @@ def two_stacks(tmp_path):
     """k80 has a stack of its own; the default partition is p100."""
     site = small_site(tmp_path / "prefix", lmod=True)
     k80 = dataclasses.replace(site.partitions["k80"], stack="kepler")
-    site = dataclasses.replace(site, partitions=dict(site.partitions) | {"k80": k80})
+    kepler = StackRequest("kepler", "wheels", ("k80",), {}, variant="cpu")
+    both = {"partitions": {**site.partitions, "k80": k80}, "stacks": {"kepler": kepler}}
+    site = dataclasses.replace(site, **both)
     make_current(site, "new", version="2.21.0")
     make_current(site, "old", version="2.14.1", stack="kepler", partitions=("k80",))
     return site
