@@ -2,11 +2,13 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from hpcdl.api import study as api
 from hpcdl.system.chart import svg
+from hpcdl.system.errors import BadInput
 from hpcdl.workflows.study.report import as_data, as_text, write_report
 from tests.make.results import LAYOUT, trained
 from tests.make.studies import (
@@ -151,6 +153,17 @@ def test_a_rule_answers_by_what_was_measured(ruled, case):
     answer, evidence = verdict(plan)
     assert answer is ok, evidence
     assert words in evidence
+
+
+def test_one_judge_may_ask_for_what_the_other_scale_has(tmp_path):
+    """What neither has is a mistake all the same."""
+    plan = planned(tmp_path)
+    full = replace(plan.scale, jobs=[jobs("gpus=4,8 model=resnet50 nodes=2")])
+    found = findings_of(replace(plan, study=replace(plan.study, full=full)))
+    assert [one.gpus for one in found.where(gpus=(4, 8)).missing] == [4]
+    assert not found.where(nodes=2).cells
+    with pytest.raises(BadInput, match="unknown gpus '16'"):
+        found.where(gpus=16)
 
 
 # ---- a busy machine ----

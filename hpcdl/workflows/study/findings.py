@@ -127,17 +127,25 @@ class Results:
             key.replace("_", "-"): set(map(str, value if isinstance(value, tuple) else (value,)))
             for key, value in values.items()
         }
-        for key, choices in asked.items():
-            known(key, {name for one in self.every for name in one.values}, "key of cells")
-            own = {one.values[key] for one in self.every if key in one.values}
-            for value in sorted(choices) if key != "partition" else ():  # which the user may name
-                known(value, sorted(own), key)
+        self._check(asked)
 
         def chosen(one: Cell | Predicted) -> bool:
             return all(one.values.get(key) in choices for key, choices in asked.items())
 
         cells, predicted = filter(chosen, self.cells), filter(chosen, self.predicted)
         return replace(self, cells=tuple(cells), predicted=tuple(predicted))
+
+    def _check(self, asked: Mapping[str, set[str]]) -> None:
+        """Raise BadInput for a key or a value of no cell: of either scale, by one `judge`."""
+        every: dict[str, set[str]] = {}
+        for jobs in (*self.plan.study.small.jobs, *self.plan.study.full.jobs):
+            named = {key: (value,) for key, value in jobs.named.items()}
+            for key, values in {"run": (jobs.name,), **named, **jobs.matrix}.items():
+                every.setdefault(key, set()).update(values)
+        for key, choices in asked.items():
+            known(key, every, "key of cells")
+            for value in sorted(choices) if key != "partition" else ():  # which the user may name
+                known(value, sorted(every[key]), key)
 
     def pairs(self, key: str) -> Iterator[tuple[Cell, Cell]]:
         """Measurements that differ in one key alone."""
