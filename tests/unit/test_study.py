@@ -125,6 +125,7 @@ FAULTS = [
     ("gpus=1,2,4 ", "gpus=0 ", "have no counts of GPUs"),
     ("gpus=1,2,4 ", "gpus=1,1 ", "names a value twice"),
     ("gpus=1,2,4 ", "gpus ", r"'gpus' has no value"),
+    ("--steps=200", "--model=mlp", "'model' is in the matrix and in the options"),
     ('"--steps=200"', '"", ["modle=mlp"]', "'modle', which is not in the matrix"),
     ("gpus=1,2,4 ", "gpus=1,4 data=imagnet ", "unknown data set 'imagnet'"),
     ("STUDY =", "exit(3)\nSTUDY =", r"mine\.py:21: SystemExit: 3"),
@@ -244,16 +245,29 @@ def test_a_score_that_is_no_number_is_none_and_its_cell_stays(study):
     assert one.metrics == {"accuracy": 0.5}
 
 
-def test_a_failed_job_is_a_missing_result_with_its_own_message(study):
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (
+            "starting\nerror: rank 2: no space left\nsrun: error: n1: task 2: Exited\n",
+            "error: rank 2: no space left",
+        ),
+        ("the last words\n\n  \n", "the last words"),
+        ("\nsrun: error: n1: task 2: Exited\n", "srun: error: n1: task 2: Exited"),
+        ("", "its log is empty"),
+        (None, "it left no log"),
+    ],
+)
+def test_a_failed_job_is_a_missing_result_with_its_own_message(study, log, said):
     plan = finish(study(), {1: 8.0, 2: 15.0})
     *_, cell = plan.cells
     logs = cell.folder / "logs"
     logs.mkdir(parents=True)
-    words = "error: rank 2: no space left"
-    (logs / "9_0.log").write_text(f"starting\n{words}\nsrun: error: n1: task 2: Exited\n")
+    if log is not None:
+        (logs / "9_0.log").write_text(log)
     run = RunStatus(cell.point.id, {}, str(cell.results), state="missing", job_id=9, task=0)
     missing = look(cell, run)
-    assert "job 9 failed: error: rank 2: no space left (log: " in missing.reason
+    assert f"job 9 failed: {said} (log: " in missing.reason
     assert missing.reason.endswith("logs/9_0.log)")
 
 

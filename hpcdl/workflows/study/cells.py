@@ -216,9 +216,12 @@ def look(cell: Cell, status: RunStatus) -> Cell:
 
 def _telling(log: Path) -> str:
     """The last line of a log, of an error if there is one; Slurm's only say that a rank failed."""
-    lines = last_text(log, 1_000_000).splitlines() if log.exists() else ["it left no log"]
-    own = [one.strip() for one in lines if not one.startswith(("srun:", "slurmstepd:"))]
-    return ([one for one in own if "error" in one.lower()] or own or lines)[-1][:300]
+    if not log.exists():
+        return "it left no log"
+    lines = list(filter(None, map(str.strip, last_text(log, 1_000_000).splitlines())))
+    own = [one for one in lines if not one.startswith(("srun:", "slurmstepd:"))]
+    errors = [one for one in own if "error" in one.lower()]
+    return (errors or own or lines or ["its log is empty"])[-1][:300]
 
 
 def note_others(plan: StudyPlan, cell_id: str, part: float) -> None:

@@ -97,6 +97,9 @@ class Jobs:
             raise BadInput(
                 f"the jobs '{self.name}' have no counts of GPUs", hint="write gpus=1,2,4"
             )
+        words = {word.partition("=")[0] for word in shlex.split(self.options)}
+        if twice := [key for key in self.matrix if f"--{key}" in words]:
+            raise BadInput(f"'{twice[0]}' is in the matrix and in the options", hint="take one out")
 
     @cached_property
     def matrix(self) -> dict[str, tuple[str, ...]]:
