@@ -143,8 +143,9 @@ def unmeasured(plan: StudyPlan) -> Results:
 
 
 def as_data(results: Results) -> dict[str, Any]:
-    """The report as plain values."""
+    """The report as plain values; `machine` is known where something was measured."""
     plan, study = results.plan, results.plan.study
+    machine = {"cores": results.cores, "busy": results.busy}
     return {
         "schema": 5,
         "study": study.name,
@@ -155,7 +156,7 @@ def as_data(results: Results) -> dict[str, Any]:
         "shows": plan.scale.shows,
         "accepted": results.accepted,
         "answer": results.answer,
-        "machine": {"cores": results.cores, "busy": results.busy},
+        **({"machine": machine} if results.measured else {}),
         "missing": [
             {"values": dict(one.values), "state": one.state, "reason": one.reason}
             for one in results.missing
