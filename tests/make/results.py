@@ -76,6 +76,7 @@ def trained(ranks=1, rate=8.0, metrics=None, **changes):
         "samples": {**samples, "images": [batch] * 20},
         "summary": {
             "metrics": metrics or {},
+            "steps_measured": 15,
             "phases": {"compute": 1.0},
             **{f"images_per_second{end}": rate for end in ("", "_p05", "_p95", "_mean")},
         },

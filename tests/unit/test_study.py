@@ -17,7 +17,7 @@ from hpcdl.jobs.manifest import Manifest, RunStatus
 from hpcdl.slurm import client
 from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import OPTIONS
-from hpcdl.workflows.study import running
+from hpcdl.workflows.study import cells, running
 from hpcdl.workflows.study.cells import look, make_plan, noted_partitions
 from hpcdl.workflows.study.declared import load_study, read_study, shipped
 from hpcdl.workflows.study.report import unmeasured
@@ -206,10 +206,56 @@ def test_jobs_in_several_ways_have_names_launchers_and_programs_whatever_python(
         study(*matrix, pythons={"jacks": "/my/python"})
 
 
+@pytest.mark.parametrize("option", ["--data", "--records"])
+def test_a_program_gets_the_directory_of_a_data_set_wherever_it_names_it(study, option):
+    made = {"tiny": api.DataSet(["python", "make.py"])}
+    matrix = jobs("gpus=1 data=tiny", program=["python", "x.py", option, "{data}"])
+    (cell,) = study(matrix, data=made).cells
+    words = cell.point.spec.program
+    assert re.fullmatch(r"/.*/studies/data/tiny-[0-9a-f]+", words[words.index(option) + 1])
+    assert cell.data == "tiny"
+
+
 # ---- measurements ----
 
 
 SUMMARY = trained(1, 8.0)["summary"]
+SAMPLES = trained(1, 8.0)["samples"]
+
+
+def test_rates_are_those_of_steps_after_the_warm_up_without_checkpoints(study):
+    """One in fifteen steps of half a second wrote a checkpoint for 100 s."""
+    written = {"seconds": [9.0] * 5 + [0.5] * 14 + [100.5], "checkpoint": [0.0] * 19 + [100.0]}
+    parts = {"compute": 0.06977, "checkpoint": 0.93023}
+    slow = {"images_per_second_p05": 2.8, "images_per_second_mean": 0.558, "phases": parts}
+    samples, summary = {**SAMPLES, **written}, {**SUMMARY, **slow}
+    (one,) = findings_of(finish(study(), {1: 8.0}, samples=samples, summary=summary)).measured
+    assert (one.rate, *one.spread, one.mean_rate) == pytest.approx((8.0,) * 4)
+    assert one.seconds["compute"] == pytest.approx(0.5)
+
+
+def test_steps_that_a_server_hands_out_are_known_by_their_mean_alone(study):
+    rates = zip(("", "_p05", "_p95", "_mean"), (12.0, 5.0, 16.0, 8.0), strict=True)
+    summary = {**SUMMARY, **{f"images_per_second{end}": rate for end, rate in rates}}
+    plan = finish(study(), {1: 8.0}, summary=summary, asynchronous={"workers": 1})
+    (one,) = findings_of(plan).measured
+    assert (one.rate, *one.spread, one.mean_rate) == (8.0,) * 4
+
+
+def test_the_cores_are_those_of_the_machine_that_the_study_was_started_on(study, monkeypatch):
+    """Not of who reports: a short job, or `--no-wait`, leaves no other note."""
+    plan = study()
+    monkeypatch.setattr(running.sweep, "submit", Mock())
+    monkeypatch.setattr(cells.os, "sched_getaffinity", lambda _: range(6))
+    assert not [*running.start(plan, modules_for(plan))]
+    finish(plan, {1: 8.0})
+    (plan.cells[0].results / "others").unlink()
+    monkeypatch.setattr(cells.os, "sched_getaffinity", lambda _: range(1))
+    found = findings_of(plan)
+    assert found.cores == 6
+    assert "nobody watched" in found.busy
+
+
 UNUSABLE = [
     ({"schema": 7}, "version 7; this hpcdl reads version 2"),
     ({"layout": {**LAYOUT, "ranks": 0}}, "layout.ranks is 0, below its minimum of 1"),
@@ -217,6 +263,17 @@ UNUSABLE = [
     ({"model": None}, "model has no value"),
     ({"summary": {}}, "lacks summary.phases"),
     ({"job": {}}, "'id'"),
+    (
+        {"summary": {**SUMMARY, "phases": {"compute": 0.5, "checkpoint": 0.5}}, "samples": {}},
+        "lacks samples.images",
+    ),
+    (
+        {
+            "summary": {**SUMMARY, "phases": {"compute": 0.5, "checkpoint": 0.5}},
+            "samples": {**SAMPLES, "checkpoint": SAMPLES["seconds"]},
+        },
+        "holds no measured step",
+    ),
     ({"summary": {**SUMMARY, "phases": {}}}, "holds no measured step"),
     ({"summary": {**SUMMARY, "images_per_second_p05": 0}}, "holds no measured step"),
     ("not json", "not JSON"),

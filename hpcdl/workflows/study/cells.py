@@ -14,13 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import median, quantiles
 from types import MappingProxyType
 from typing import Any
 
 from hpcdl.jobs import sweep
 from hpcdl.jobs.manifest import RunStatus
 from hpcdl.jobs.spec import JobSpec
-from hpcdl.results.records import RESULT, at
+from hpcdl.results.records import RESULT, Record, at
 from hpcdl.site import Site
 from hpcdl.system.errors import BadInput, HpcdlError
 from hpcdl.system.files import last_text, read_regular, write_atomic
@@ -29,14 +30,15 @@ from hpcdl.workflows.study.declared import PYTHON, SYNTHETIC, Jobs, Scale, Study
 PARTS = ("compute", "input", "communication", "update", "other")
 """What a step's time is made of."""
 _RATES = tuple(f"images_per_second{end}" for end in ("", "_p05", "_p95", "_mean"))
+_TIMES = ("images", "seconds", "checkpoint")
 NEEDED = (
     *("schema", "model", "precision", "parameters", "global_batch", "job.id"),
     *(f"layout.{name}" for name in ("ranks", "ranks_per_node", "nodes", "gpu_per_rank")),
     *(f"summary.{name}" for name in ("phases", "metrics", *_RATES)),
 )
 """What rules, predictions, figures and reports take from a result later."""
-_OTHERS, PARTITIONS = "others", "partitions"
-"""Names of notes: what others had of the cores, and partitions used instead of the study's own."""
+_OTHERS, _PARTITIONS, _CORES = "others", "partitions", "cores"
+"""Names of notes: what others had of the cores, partitions instead of the study's, the cores."""
 
 
 @dataclass(frozen=True)
@@ -178,10 +180,12 @@ def _cells(plan: StudyPlan, jobs: Jobs, pythons: Mapping[str, str]) -> Iterator[
     if plan.partitions and "partition" in matrix:
         matrix["partition"] = plan.partitions
     python = pythons.get(jobs.named.get("framework", ""), "python3")
+    asked = base.program if "data" in matrix else ()
+    marked = {number for number, word in enumerate(asked) if word == "{data}"}
     for point in sweep.plan(site, base, matrix, jobs.excluded):
         words = [
-            data_folder(site, scale, word) if before == "--data" else word
-            for before, word in pairwise(("", *point.spec.program))
+            data_folder(site, scale, word) if before == "--data" or number in marked else word
+            for number, (before, word) in enumerate(pairwise(("", *point.spec.program)))
         ]
         values = {"run": jobs.name, **jobs.named, **point.values}
         # The interpreter is no part of the id: a report finds results without it.
@@ -224,6 +228,12 @@ def _telling(log: Path) -> str:
     return (errors or own or lines or ["its log is empty"])[-1][:300]
 
 
+def note_run(plan: StudyPlan) -> None:
+    """Note what results cannot say: the partitions, and the cores of this machine."""
+    write_atomic(plan.folder / _PARTITIONS, ",".join(plan.partitions))
+    write_atomic(plan.folder / _CORES, f"{len(os.sched_getaffinity(0))}\n")
+
+
 def note_others(plan: StudyPlan, cell_id: str, part: float) -> None:
     """Note beside a cell's result what part of this machine's cores other programs had."""
     path = plan.folder / "points" / cell_id / _OTHERS
@@ -231,19 +241,41 @@ def note_others(plan: StudyPlan, cell_id: str, part: float) -> None:
 
 
 def _watched(cell: Cell) -> tuple[float | None, int]:
-    """What was noted while a cell ran; where nobody watched, the cores of this machine."""
-    try:
+    """What was noted while a cell ran; where nobody watched, the cores noted at its start."""
+    with suppress(BadInput, ValueError):
         part, cores = read_regular(cell.results / _OTHERS, 100).split()
         return float(part), int(cores)
-    except (BadInput, ValueError):
-        return None, len(os.sched_getaffinity(0))
+    with suppress(BadInput, ValueError):
+        return None, int(read_regular(cell.folder / _CORES, 100))
+    return None, len(os.sched_getaffinity(0))
 
 
 def noted_partitions(folder: Path) -> tuple[str, ...]:
     """The partitions that a study was run on instead of its own."""
     with suppress(BadInput):
-        return tuple(filter(None, read_regular(folder / PARTITIONS, 10_000).decode().split(",")))
+        return tuple(filter(None, read_regular(folder / _PARTITIONS, 10_000).decode().split(",")))
     return ()
+
+
+def _rates(record: Record) -> tuple[float, float, float, float]:
+    """Images per second: of the median step, the 5th and 95th percentile, and of all together.
+
+    They are without the time that writing checkpoints took, which a summary's are with.
+    """
+    summary, samples = record.values["summary"], record.values.get("samples", {})
+    rate, low, high, mean = (summary[name] for name in _RATES)
+    if summary["phases"].get("checkpoint"):
+        record.need("summary.steps_measured", *(f"samples.{name}" for name in _TIMES))
+        steps = [*zip(*(samples[name] for name in _TIMES), strict=False)]
+        steps = steps[-summary["steps_measured"] :]
+        pure = [seconds - checkpoint for _, seconds, checkpoint in steps]
+        if not (pure and min(pure) > 0):
+            raise BadInput(f"{record.path} holds no measured step")
+        rates = [step[0] / own for step, own in zip(steps, pure, strict=True)]
+        low, *_, high = quantiles(rates if rates[1:] else rates * 2, n=20, method="inclusive")
+        rate, mean = median(rates), sum(step[0] for step in steps) / sum(pure)
+    # Asynchronous steps are handed out ahead: only their mean says anything.
+    return (mean,) * 4 if "asynchronous" in record.values else (rate, low, high, mean)
 
 
 def _measured(cell: Cell) -> Cell:
@@ -251,7 +283,7 @@ def _measured(cell: Cell) -> Cell:
     record = RESULT.read(cell.results / RESULT.name)
     record.need(*NEEDED)
     result, summary = record.values, record.values["summary"]
-    rate, low, high, mean = (summary[name] for name in _RATES)
+    rate, low, high, mean = _rates(record)
     phases = {part: summary["phases"].get(part, 0.0) for part in PARTS}
     if not (low > 0 and sum(phases.values()) > 0):
         raise BadInput(f"{record.path} holds no measured step")

@@ -24,10 +24,10 @@ from hpcdl.slurm import client
 from hpcdl.slurm.once import embedded_cluster
 from hpcdl.slurm.parse import takes_jobs
 from hpcdl.system.errors import BadInput, MissingPrerequisite, PartlyDone
-from hpcdl.system.files import last_text, locked, make_directory, process_fields, write_atomic
+from hpcdl.system.files import last_text, locked, make_directory, process_fields
 from hpcdl.system.text import count_of
 from hpcdl.system.trust import require_own
-from hpcdl.workflows.study.cells import PARTITIONS, StudyPlan, data_folder, look, note_others
+from hpcdl.workflows.study.cells import StudyPlan, data_folder, look, note_others, note_run
 from hpcdl.workflows.study.declared import line_of
 from hpcdl.workflows.study.findings import Results, predict
 
@@ -82,7 +82,7 @@ def start(plan: StudyPlan, modules: Modules) -> Iterator[str]:
     make_directory(plan.folder)
     require_own(plan.folder)  # before anything is written: a lock, too
     with locked(plan.folder / ".study-lock"):
-        write_atomic(plan.folder / PARTITIONS, ",".join(plan.partitions))
+        note_run(plan)
         names = {cell.data for cell in plan.possible}
         for name in (name for name in plan.scale.data if name in names):
             yield from _make_data(plan, name, modules)
