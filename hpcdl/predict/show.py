@@ -14,6 +14,7 @@ from hpcdl.system.errors import BadInput
 from hpcdl.system.files import write_atomic
 from hpcdl.system.text import count_of, duration, table
 
+_SCHEMA = 2
 _LEFT_OUT = {"nodes", "step ms", "speed-up", "tokens/s/GPU", "TFLOP/s/GPU"}
 """Columns that a table of several partitions has no room for."""
 
@@ -161,13 +162,13 @@ def forecast_data(forecasts: Sequence[Forecast]) -> dict[str, Any]:
         name: one and {"partition": one[0].machine.name, "gpus": one[1].gpus}
         for name, one in choose(forecasts).items()
     }
-    return {"schema": 1, "verdict": verdict, "partitions": [_data(one) for one in forecasts]}
+    return {"schema": _SCHEMA, "verdict": verdict, "partitions": [_data(one) for one in forecasts]}
 
 
 def _data(forecast: Forecast) -> dict[str, Any]:
     work = forecast.work
     return {
-        "schema": 1,
+        "schema": _SCHEMA,
         "partition": forecast.machine.name,
         "gpu": forecast.machine.gpu,
         "model": work.net.name,

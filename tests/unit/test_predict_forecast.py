@@ -322,7 +322,7 @@ def test_a_result_that_measured_nothing_is_refused(tmp_path, change):
 def test_the_command_starts_from_the_partition_of_the_run(hpcdl, tmp_path):
     run = ("--calibrate", str(a_run(tmp_path)))
     found = json.loads(hpcdl("predict", "--site", "pi", *run, "--gpus=1-8", "--json").out)
-    assert (found["partition"], found["precision"]) == ("p100", "fp32")
+    assert (found["schema"], found["partition"], found["precision"]) == (2, "p100", "fp32")
     assert [point["gpus"] for point in found["points"]] == [1, 2, 4, 8]
     assert set(found["choices"]) == {"fastest", "cheapest", "efficient"}
     other = ("predict", "--site", "p100-v100-k80", "--partition", "v100", *run)
@@ -381,7 +381,10 @@ def test_partitions_are_compared_with_a_verdict_in_one_table(hpcdl):
     assert "GB/GPU" in lines[3]
     assert [line.split()[0] for line in lines[4:6]] == ["k80", "p100"]
     found = json.loads(hpcdl(*COMPARED, *priced, "--json").out)
-    assert found["verdict"]["cheapest"]["partition"] == "k80"
+    assert (found["schema"], found["verdict"]["cheapest"]["partition"]) == (2, "k80")
+    assert found["verdict"]["cheapest"]["gpus"] in {
+        point["gpus"] for point in found["partitions"][0]["points"]
+    }
     assert all(one["points"][0]["cost"] > 0 for one in found["partitions"])
     late = hpcdl(*COMPARED, "--gpus=2", "--deadline=0.97").out.splitlines()[1]
     assert late.startswith("cheapest by GPU-hours within 0.97 h  p100")
