@@ -117,6 +117,7 @@ file; units are behind the meaning.
         + "INSUFFICIENT-DATA can be waived.\nWhat a check of your own says in words is of the "
         + "kind `check`.\n\n"
         + _listed(("verdict", "kinds"), rows)
+        + "\n"
     )
 
 

@@ -124,7 +124,8 @@ def built_wheel(folder: Path | None) -> Path | None:
     """The wheel in such a directory, where it is built."""
     if folder is None or not (folder / COMPILERS).is_file():
         return None
-    return own_build(next(folder.glob("horovod-*.whl")))
+    wheel = next(folder.glob("horovod-*.whl"), None)
+    return own_build(wheel) if wheel else None
 
 
 def build_horovod(

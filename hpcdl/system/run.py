@@ -220,14 +220,18 @@ def _wait(
 
 
 def every(tell: Callable[[], None], seconds: float = 15) -> Callable[[], None]:
-    """Return a `watch` of `run` that calls `tell` so often: how far a long command is."""
+    """Return a `watch` of `run` that calls `tell` so often: how far a long command is.
+
+    Files that the command removes while `tell` looks at them are no reason to end it.
+    """
     due = time.monotonic() + seconds
 
     def watch() -> None:
         nonlocal due
         if time.monotonic() >= due:
             due = time.monotonic() + seconds
-            tell()
+            with suppress(OSError):
+                tell()
 
     return watch
 

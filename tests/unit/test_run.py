@@ -131,4 +131,5 @@ def test_a_long_command_is_told_of_every_so_often():
     told = []
     run(["sleep", "2.5"], watch=every(lambda: told.append(1), 0.5))
     run(["sleep", "1.5"], watch=every(lambda: told.append(2), 60))
+    run(["sleep", "0.5"], watch=every((Path("/proc") / "gone").stat, 0))
     assert told == [1, 1]

@@ -191,6 +191,8 @@ def test_a_built_wheel_is_taken_by_those_who_have_its_compilers_or_none():
     assert built_wheel(folder) == made
     assert horovod_folder(recipe(), python, MPI, other) != folder, "another compiler, another wheel"
     assert horovod_folder(recipe(), python, MPI, None) == folder, "a machine without compilers"
+    made.unlink()
+    assert built_wheel(folder) is None, "removed by hand: it is built again"
 
 
 def test_every_tensorflow_of_the_facts_has_its_set_for_every_python_it_takes():
