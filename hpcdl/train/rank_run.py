@@ -40,7 +40,8 @@ _ENDED = ("completed", "missed-target")
 class RankRun:
     """One run of one rank: what is needed to write its result, however it ends.
 
-    `model` is the row of facts/models.yaml.
+    `model` is the row of facts/models.yaml. `in_keras` while Keras runs a user's model, data and
+    callbacks; it stays so where they raise.
     """
 
     options: TrainOptions
@@ -50,6 +51,7 @@ class RankRun:
     model: dict[str, Any]
     signals: StopSignals
     training: Training | None = None
+    in_keras: bool = False
     hosts: Sequence[str] = ()
     started: float = field(default_factory=time.time)
     open: ExitStack = field(default_factory=ExitStack)
@@ -63,7 +65,7 @@ class RankRun:
         except BaseException as fault:
             batch = global_batch(self.options, self.model, self.ranks.size) // self.ranks.size
             saved = checkpoint.describe_saved(self.options.folder / "checkpoints")
-            clear = explain(fault, batch, saved, training=self.training is not None)
+            clear = explain(fault, batch, saved, training=self.in_keras)
             message = clear.message if clear else repr(fault)
             with suppress(Exception):
                 if not self._is_anothers(fault):
@@ -101,10 +103,12 @@ class RankRun:
         """Train to the end, with the last checkpoint on disk; `completed`, or how it was left."""
         callbacks = [Scores(training), *training.callbacks, Steps(training, self.clock)]
         status = "completed"
+        self.in_keras = True
         try:
             training.fit(training.step_number, callbacks)
         except Leave as left:
             status = left.outcome
+        self.in_keras = False
         training.writer.wait()
         return status
 
@@ -195,7 +199,10 @@ class RankRun:
     def _score(self, training: Training) -> dict[str, float]:
         """The metrics on the test set."""
         training.watchdog.be_patient()
-        if not (scores := evaluate(training)):
+        self.in_keras = True
+        scores = evaluate(training)
+        self.in_keras = False
+        if not scores:
             return {}
         metrics = {"test_loss" if name == "loss" else name: v for name, v in scores.items()}
         metrics["test_images"] = float(training.source.tested)

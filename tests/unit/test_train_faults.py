@@ -5,12 +5,14 @@ import signal
 import threading
 import time
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 np = pytest.importorskip("numpy", reason="numpy comes with the stack")
 
 from hpcdl.results.records import RESULT  # noqa: E402
+from hpcdl.system.errors import BadInput  # noqa: E402
 from hpcdl.train import diagnostics, program, ranks, stop_signals  # noqa: E402
 from hpcdl.train.diagnostics import StepWatchdog, explain  # noqa: E402
 from hpcdl.train.startup import RankPlace  # noqa: E402
@@ -35,6 +37,41 @@ def test_a_lack_of_memory_and_a_full_disk_are_told_apart(monkeypatch):
     assert (error.details, error.exit_code) == (("OOM when allocating",), 3)
     assert "gradient_accumulation_steps" in (error.hint or "")
     assert "out of memory" in getattr(explain(MemoryError(), 1, ""), "message", "")
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [
+        *(("fit", BadInput), ("evaluate", BadInput)),
+        *(("resume", ValueError), ("_export", ValueError), ("_end", ValueError)),
+    ],
+)
+def test_only_what_keras_runs_is_explained_as_a_users(tmp_path, monkeypatch, place, kind):
+    if not hasattr(diagnostics.tf, "keras"):
+        keras = SimpleNamespace(callbacks=SimpleNamespace(Callback=object))
+        monkeypatch.setattr(diagnostics.tf, "keras", keras, raising=False)
+    from hpcdl.train import rank_run
+
+    errors = SimpleNamespace(ResourceExhaustedError=Exhausted, OpError=Exhausted)
+    monkeypatch.setattr(diagnostics, "tf", SimpleNamespace(errors=errors))
+    training = Mock(callbacks=[], step_number=0)
+    wrong = Mock(side_effect=ValueError("no such name"))
+    for name in ("resume", "evaluate", "global_batch", "models"):
+        monkeypatch.setattr(rank_run, name, Mock(return_value={}))
+    rank_run.global_batch.return_value = 8
+    run_class = rank_run.RankRun
+    for name in ("_export", "_end", "_write", "_require_finite"):
+        monkeypatch.setattr(run_class, name, Mock())
+    monkeypatch.setattr(run_class, "_prepare", lambda _: training)
+    owner = training if place == "fit" else run_class if place[0] == "_" else rank_run
+    monkeypatch.setattr(owner, place, wrong)
+    options = SimpleNamespace(folder=tmp_path, epochs=1, weights=None)
+    joined = SimpleNamespace(rank=0, size=1, gather=lambda value: [value])
+    run = run_class(options, Mock(), Mock(), joined, {}, Mock())
+    with pytest.raises(kind) as raised:
+        run.go()
+    assert type(raised.value) is kind
+    wrong.assert_called_once()
 
 
 def test_a_slow_start_is_no_hang_whatever_the_limit_of_a_step(tmp_path):
