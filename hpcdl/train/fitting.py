@@ -110,7 +110,12 @@ class Training:
         # One beginning and one end for all pieces: Keras would restart EarlyStopping at each, and
         # put averaged weights in place.
         begin, end, last = callback_list.on_train_begin, callback_list.on_train_end, [None]
-        callback_list.on_train_begin = lambda logs=None: None
+
+        def once(logs: Any = None) -> None:
+            callback_list.on_train_begin = lambda logs=None: None
+            begin(logs)
+
+        callback_list.on_train_begin = once
         callback_list.on_train_end = lambda logs=None: last.append(logs)
         finalize = getattr(model.optimizer, "finalize_variable_values", None)
         if finalize:
@@ -119,8 +124,6 @@ class Training:
             callback_list.set_params(
                 {"verbose": 0, "epochs": pieces[-1].epochs, "steps": piece.steps}
             )
-            if piece is pieces[0]:
-                begin()
             model.fit(
                 self._batches(piece.first, piece.last),
                 initial_epoch=piece.epoch,

@@ -50,6 +50,36 @@ def test_a_file_of_numpy_that_is_no_checkpoint_is_skipped(tmp_path, header):
     assert (found.step, len(said)) == (5, 1)
 
 
+def test_callbacks_begin_once_inside_fit_which_they_can_stop(monkeypatch):
+    begun = []
+
+    class Model:
+        stop_training, optimizer = False, None
+
+        def fit(self, data, callbacks, steps_per_epoch, **_):
+            self.stop_training = False  # as Keras does first
+            callbacks.on_train_begin()
+            begun.append(steps_per_epoch)
+            callbacks.on_train_end()
+
+    def stop(logs=None):
+        begun.append("begin")
+        model.stop_training = stops.pop()
+
+    model, stops = Model(), [True, False]
+    listed = Mock(side_effect=lambda *_, **__: Mock(on_train_begin=stop))
+    keras = SimpleNamespace(callbacks=SimpleNamespace(CallbackList=listed))
+    monkeypatch.setattr(fitting, "tf", SimpleNamespace(keras=keras))
+    numbers = SimpleNamespace(steps=25, steps_per_epoch=10, checkpoint_every=0)
+    training = SimpleNamespace(
+        model=model, numbers=numbers, most=1, class_weight=None, _batches=Mock()
+    )
+    for seen in (["begin", 10, 5], ["begin", 10]):
+        begun.clear()
+        fitting.Training.fit(training, 0, [])
+        assert begun == seen
+
+
 @pytest.mark.parametrize(("restarts", "kept"), [(None, False), ("0", False), ("2", True)])
 def test_a_fresh_run_starts_over_once_and_resumes_when_it_is_requeued(tmp_path, restarts, kept):
     folder, said = tmp_path / "checkpoints", []
