@@ -74,10 +74,11 @@ def load(path: Path) -> Checkpoint:
             header = json.loads(bytes(file[_HEADER]))
             arrays = tuple(file[_array(number)] for number in range(header["arrays"]))
             return Checkpoint(header["step"], header["meta"], arrays)
-    # A TypeError: another array's file of NumPy, or a header of another form.
+    # A TypeError, before Python 3.11 an AttributeError: another array's file of NumPy, or a header
+    # of another form.
     except (
         *(BadZipFile, EOFError, zlib.error, NotImplementedError),
-        *(KeyError, TypeError, ValueError),
+        *(AttributeError, KeyError, TypeError, ValueError),
     ) as fault:
         raise DamagedCheckpoint(str(fault).splitlines()[0] or repr(fault)) from fault
 
