@@ -7,6 +7,7 @@ import os
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 from hpcdl.cli.framework import command, the_site
@@ -29,6 +30,12 @@ def in_release(package: str, argv: list[str], args: argparse.Namespace) -> NoRet
             details=[why],
             hint="run `module load tensorflow` first, or build a release: `hpcdl stack build`, "
             "`hpcdl stack publish`; without a cluster: `pip install tensorflow` beside hpcdl",
+        )
+    if Path(sys.executable) == release.python:  # it would start itself for ever
+        raise MissingPrerequisite(
+            f"the release {release.id} is damaged: its Python has no TensorFlow",
+            hint="`hpcdl stack verify` says what is missing; `hpcdl stack rollback` goes back to "
+            "the release before",
         )
     sys.stdout.flush()
     os.environ.setdefault("HPCDL_RELEASE", release.id)

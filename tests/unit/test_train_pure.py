@@ -1,15 +1,18 @@
 """The parts of the training program that need no TensorFlow, and progress as people see it."""
 
+import argparse
 import json
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from hpcdl import facts
 from hpcdl.cli import main
-from hpcdl.system.errors import BadInput
+from hpcdl.cli import train as cli_train
+from hpcdl.system.errors import BadInput, MissingPrerequisite
 from hpcdl.train.options import (
     OPTIONS,
     TrainOptions,
@@ -227,3 +230,21 @@ def test_a_run_prints_plain_lines_and_keeps_its_progress(tmp_path):
     assert lines[-2].startswith("epoch 1  step 50/50  loss 0.0200")
     kept = json.loads((tmp_path / "progress.json").read_text())
     assert (kept["step"], kept["outcome"]["status"]) == (50, "completed")
+
+
+def test_a_release_that_lacks_tensorflow_does_not_start_itself_for_ever(monkeypatch, tmp_path):
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.touch()
+    release = SimpleNamespace(id="tensorflow-2.21.0-cpu-00000001", python=python)
+    started = []
+    monkeypatch.setattr("hpcdl.stack.release.current_release", lambda site: release)
+    monkeypatch.setattr(cli_train, "the_site", lambda args: None)
+    monkeypatch.setattr(cli_train.os, "execv", lambda *argv: started.append(argv))
+    monkeypatch.setenv("HPCDL_RELEASE", "another")  # a module that is loaded sets it, too
+    cli_train.in_release("hpcdl", [], argparse.Namespace())
+    assert started
+    monkeypatch.setattr(cli_train.sys, "executable", str(python))
+    with pytest.raises(MissingPrerequisite, match="damaged: its Python has no TensorFlow"):
+        cli_train.in_release("hpcdl", [], argparse.Namespace())
+    assert len(started) == 1
