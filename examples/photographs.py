@@ -41,7 +41,8 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     asked = parser.parse_args(argv)
     width, _, height = asked.size.partition("x")
     numbers = (asked.count, asked.shards, asked.test + 1, asked.bytes)
-    if not (width + height).isdigit() or not min(int(width), int(height)) >= 8:
+    sides = width.isdecimal() and height.isdecimal()
+    if not sides or min(int(width), int(height)) < 8:
         parser.error(f"--size must be like 500x375, not {asked.size}")
     if max(int(width), int(height)) > 8000 or min(numbers) < 1:
         parser.error("images have at most 8000 pixels a side; numbers are at least 1")

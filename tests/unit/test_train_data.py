@@ -13,7 +13,7 @@ import numpy as np
 
 from examples.photographs import main, options, parts_of, request_of, stream, stripes
 from hpcdl.system.errors import BadInput
-from hpcdl.train.data import commands, dataset, shards
+from hpcdl.train.data import commands, dataset, opening, shards
 from hpcdl.train.data.dataset import FINDINGS, Dataset, Shard, write_dataset
 
 ASKED = ("--count=8", "--test=4", "--shards=1", "--size=64x48", "--bytes=3500", "--classes=10")
@@ -43,6 +43,19 @@ def test_photos_that_were_asked_for_are_kept_where_that_is_known(tmp_path, capsy
         main([str(tmp_path), *ASKED])
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("digits", "`hpcdl data make digits "), ("photos", "again as it was made")]
+)
+def test_shards_that_are_gone_are_made_again_by_a_command_that_there_is(tmp_path, kind, said):
+    photos(tmp_path)
+    made = tmp_path / "dataset.json"
+    made.write_text(made.read_text().replace('"photos"', f'"{kind}"'))
+    next(tmp_path.glob("train-*")).unlink()
+    with pytest.raises(BadInput, match="not complete") as refused:
+        dataset.read_dataset(tmp_path)
+    assert said in refused.value.hint
+
+
 @pytest.mark.parametrize("argument", OTHERS.split())
 def test_other_photos_are_never_lost(tmp_path, argument):
     photos(tmp_path)
@@ -54,6 +67,8 @@ def test_other_photos_are_never_lost(tmp_path, argument):
     ("argument", "said"),
     [
         ("--size=big", "must be like 500x375"),
+        ("--size=500", "must be like 500x375"),
+        ("--size=x375", "must be like 500x375"),
         ("--size=9000x8", "at most 8000 pixels"),
         ("--shards=0", "at least 1"),
         ("--classes=cats", "a number or findings"),
@@ -145,3 +160,36 @@ def test_no_image_to_test_with_is_one_that_is_trained_on():
     asked = options(["photos", "--count=40", "--test=24", "--shards=3"])
     numbers = [number for items, _ in parts_of(asked).values() for number in items]
     assert len({stream(number).bytes(16) for number in numbers}) == len(numbers) == 64
+
+
+def rows(*values):
+    return np.array(values)
+
+
+class Shape(tuple):
+    """A shape as TensorFlow's."""
+
+    rank = property(len)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        (np.eye(10, dtype=np.int64), 10),  # one-hot
+        (rows([0, 1, 1], [0, 0, 0]), 3),  # several findings
+        (rows([0], [1], [4]), 5),  # a column of numbers
+        (rows([0, 1], [1, 0], [7, 2]), 8),  # a number for each place
+        (rows(0, 3, 1), 4),
+        (rows([0.2, 0.3, 0.5]), 3),
+    ],
+)
+def test_arrays_and_a_pipeline_of_the_same_labels_have_as_many_classes(
+    labels, classes, monkeypatch
+):
+    monkeypatch.setattr(opening, "tf", SimpleNamespace(nest=SimpleNamespace(flatten=list)))
+    assert opening._classes([labels]) == classes
+    dtype = SimpleNamespace(is_integer=labels.dtype.kind == "i")
+    spec = SimpleNamespace(shape=Shape(labels.shape[1:]), dtype=dtype)
+    part = SimpleNamespace(batch=lambda size: [(None, [half]) for half in (labels[:1], labels[1:])])
+    source = SimpleNamespace(label_spec=[spec], _parts={"train": part}, _read=list)
+    assert opening.UserPipeline._count(source) == classes

@@ -128,7 +128,9 @@ def read_dataset(folder: Path) -> Dataset:
             f"the data set {folder} is not complete: {len(faults)} of "
             f"{sum(map(len, dataset.splits.values()))} shards are missing or truncated",
             details=faults[:20],
-            hint=f"make it again: `hpcdl data make {dataset.kind} {folder}`",
+            hint=f"make it again: `hpcdl data make digits {folder}`"
+            if dataset.kind == "digits"
+            else "make it again as it was made",
         )
     return dataset
 

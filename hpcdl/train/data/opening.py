@@ -275,15 +275,15 @@ class UserPipeline(DataSource):
         specs = tf.nest.flatten(self.label_spec)
         place = next((n for n, one in enumerate(specs) if one.dtype.is_integer), 0)
         spec = specs[place]
-        several = spec.shape.rank == 1 and spec.shape[0] > 1  # a column is one label each
-        if several or not spec.dtype.is_integer:
+        if not spec.dtype.is_integer:
             return int(spec.shape[0]) if spec.shape.rank else 1
         batches = (
             np.asarray(tf.nest.flatten(element[1])[place])
             for part in self._parts.values()
             for element in self._read(part.batch(1024))
         )
-        return max(_classes([labels]) for labels in batches)
+        ends = [end for labels in batches for end in (labels.min(axis=0), labels.max(axis=0))]
+        return _classes([np.stack(ends)])
 
     def _read(self, dataset: Any) -> Iterator[Any]:
         try:
